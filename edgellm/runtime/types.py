@@ -1,0 +1,89 @@
+"""Requests in, outputs out: the contract between the engine loop and everything above it (LLM, server)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from edgellm.decode.params import SamplingParams, SpeculationParams
+
+FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheParams:
+    """How a request uses the prefix cache."""
+
+    read: bool = True
+    write: bool = True
+    salt: str = ""  # tenant: prefixes are never shared across salts
+    priority: int | None = None  # retention 0-100; None: the default 35
+    duration_s: float | None = None  # after this the priority reverts to the default
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One generation.
+
+    `stable_length` is the number of leading prompt tokens that the next turn of the conversation will repeat, found
+    by the chat renderer; None when unknown (raw completions): then the whole prompt counts as stable.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    speculation: SpeculationParams | None = None  # None: the engine's default
+    cache: CacheParams = field(default_factory=CacheParams)
+    stable_length: int | None = None
+    priority: int = 0  # scheduling: higher first
+    deadline_s: float | None = None  # seconds from submission; then finish_reason "deadline"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of a chosen token under the unmodified model distribution, with the best alternatives."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens restored from the cache
+    completion_tokens: int  # tokens generated, EOS or stop token included
+    drafted_tokens: int = 0  # draft nodes verified, roots excluded
+    accepted_tokens: int = 0  # of those, accepted
+    verify_steps: int = 0
+
+    @property
+    def prefilled_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Seconds since submission."""
+
+    queued_s: float
+    first_token_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What became known since the previous output of the request. The last one has `finish_reason`.
+
+    Joining all `text` gives the whole text, and it never contains a stop string or half a character.
+    `token_ids` are all generated tokens, EOS and stop tokens included; text may lag behind them.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None  # the stop string or token id that matched; None for EOS
+    error: str | None = None
+    usage: Usage | None = None  # with finish_reason
+    timing: Timing | None = None  # with finish_reason
