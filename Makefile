@@ -1,0 +1,42 @@
+# Everything here needs only Python >= 3.11 and git; it makes its own virtual environment in .venv.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PORT   ?= 8080
+MODEL  ?= .cache/tiny
+.DEFAULT_GOAL := help
+
+.PHONY: help serve test parity bench lint clean
+
+help:            ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+$(VENV)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $@
+
+$(MODEL).bundle/manifest.json: $(VENV)/.installed
+	$(BIN)/edgellm make-checkpoint $(MODEL).checkpoint --preset tiny
+	$(BIN)/edgellm build $(MODEL).checkpoint --out $(MODEL).bundle --force
+
+serve: $(MODEL).bundle/manifest.json  ## install, build the embedded bundle, serve it
+	$(BIN)/edgellm serve $(MODEL).bundle --port $(PORT)
+
+test: $(VENV)/.installed  ## lint, types and all tests that need no torch
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n auto -m "not parity"
+
+parity: $(VENV)/.installed  ## recompute the references with torch and transformers
+	$(BIN)/python -m pip install --quiet --editable '.[dev,parity]'
+	$(BIN)/python -m pytest -m parity tests/parity
+
+bench: $(VENV)/.installed  ## speed of the mid preset on this machine
+	$(BIN)/edgellm bench --preset mid --precision int8
+	$(BIN)/edgellm bench --preset mid --precision int4
+
+clean:           ## remove the virtual environment and built bundles
+	rm -rf $(VENV) .cache build

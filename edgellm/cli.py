@@ -1,0 +1,293 @@
+"""The `edgellm` command. Each command reads its options, calls one library function and prints the result.
+
+Errors of the input (`EdgeLLMError`) end with exit status 1 and one line on stderr; heavy modules are imported inside
+the commands, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from edgellm.errors import EdgeLLMError
+
+app = typer.Typer(
+    name="edgellm",
+    help="Serve coding agents on Qwen3.6-type hybrid models from one edge box.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+err = Console(stderr=True)
+
+BundleArg = Annotated[Path, typer.Argument(help="Engine bundle made by `edgellm build`.", metavar="BUNDLE")]
+ContextOpt = Annotated[int | None, typer.Option(help="Context length in tokens [default: the bundle's].")]
+SlotsOpt = Annotated[int, typer.Option(min=1, help="Sequences that run at the same time.")]
+ThreadsOpt = Annotated[int | None, typer.Option(help="CPU threads [default: all cores].")]
+JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+NoSpeculationOpt = Annotated[bool, typer.Option("--no-speculation", help="Decode without drafts.")]
+NoCacheOpt = Annotated[bool, typer.Option("--no-cache", help="Do not read or write the prefix cache.")]
+
+
+def main() -> None:
+    """Entry point: turns library errors into one line and status 1."""
+    try:
+        app()
+    except EdgeLLMError as error:
+        err.print(f"error: {error}", style="bold red", markup=False, highlight=False)
+        sys.exit(1)
+
+
+@app.command("make-checkpoint")
+def make_checkpoint(
+    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    preset: Annotated[str, typer.Option(help="tiny | mid | qwen36-vocab | a parity shape.")] = "tiny",
+    seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
+    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer folder for qwen36-vocab.")] = None,
+) -> None:
+    """Write a random-weight checkpoint with the family's layout and tensor names."""
+    from edgellm.checkpoint.synth import make_checkpoint as synth
+
+    synth(preset, out, seed=seed, tokenizer_dir=tokenizer)
+    err.print(f"wrote {out}")
+
+
+@app.command()
+def build(
+    checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, or a Hugging Face repository id.")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="Bundle folder to write.")],
+    recipe: Annotated[str, typer.Option(help="Recipe name (cpu-f32, cpu-int8, cpu-int4) or a TOML file.")] = "cpu-f32",
+    revision: Annotated[str | None, typer.Option(help="Repository revision to pin.")] = None,
+    offline: Annotated[bool, typer.Option(help="Use only files that are already downloaded.")] = False,
+    force: Annotated[bool, typer.Option(help="Replace an existing bundle.")] = False,
+) -> None:
+    """Build an engine bundle from a checkpoint."""
+    from edgellm.checkpoint.hub import resolve
+    from edgellm.engine.builder import build_bundle
+    from edgellm.engine.recipe import load_recipe
+    from edgellm.progress import bars
+
+    with bars(err) as progress:
+        build_bundle(
+            resolve(checkpoint, revision=revision, offline=offline),
+            out,
+            load_recipe(recipe),
+            force=force,
+            progress=progress,
+        )
+    err.print(f"built {out}")
+
+
+@app.command()
+def serve(
+    bundle: BundleArg,
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind.")] = 8080,
+    model: Annotated[
+        str | None, typer.Option(help="Name that /v1/models reports [default: the bundle's folder].")
+    ] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="EDGELLM_API_KEY", help="Require this bearer token.")] = None,
+    thinking: Annotated[bool, typer.Option(help="Thinking on unless a request says otherwise.")] = False,
+    context: ContextOpt = None,
+    slots: SlotsOpt = 4,
+    threads: ThreadsOpt = None,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens prefilled between decode steps.")] = 512,
+    no_speculation: NoSpeculationOpt = False,
+    cache_bytes: Annotated[
+        int | None, typer.Option(help="Bytes for cached KV blocks [default: from free memory].")
+    ] = None,
+    snapshot_bytes: Annotated[int | None, typer.Option(help="Bytes for recurrent snapshots.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
+) -> None:
+    """Serve the OpenAI-compatible endpoint."""
+    from edgellm.runtime.llm import LLM
+    from edgellm.server.run import run_server
+    from edgellm.server.settings import ServerSettings
+
+    settings = ServerSettings(
+        model=model or bundle.resolve().name, host=host, port=port, api_key=api_key, enable_thinking=thinking
+    )
+    with LLM(
+        bundle,
+        context=context,
+        slots=slots,
+        threads=threads,
+        prefill_chunk=prefill_chunk,
+        speculation=None if no_speculation else "auto",
+        cache_bytes=cache_bytes,
+        snapshot_bytes=snapshot_bytes,
+        cache_dir=cache_dir,
+    ) as llm:
+        run_server(llm, settings)
+
+
+@app.command()
+def generate(
+    bundle: BundleArg,
+    prompt: Annotated[str, typer.Argument(help="The user's message (or raw text with --raw); '-' reads stdin.")],
+    raw: Annotated[bool, typer.Option(help="Continue the text as it is, without the chat template.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option()] = 1.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    seed: Annotated[int, typer.Option()] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on after the end-of-turn token.")] = False,
+    thinking: Annotated[bool, typer.Option(help="Let the model think first.")] = False,
+    no_speculation: NoSpeculationOpt = False,
+    no_cache: NoCacheOpt = False,
+    context: ContextOpt = None,
+    threads: ThreadsOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Generate one answer; --json prints token_ids, text and usage."""
+    from edgellm.decode.params import SamplingParams
+    from edgellm.runtime.llm import LLM
+    from edgellm.runtime.types import CacheParams, Request
+
+    text = sys.stdin.read() if prompt == "-" else prompt
+    sampling = SamplingParams(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        seed=seed,
+        max_tokens=max_tokens,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+    )
+    with LLM(bundle, context=context, threads=threads, slots=1, speculation=None if no_speculation else "auto") as llm:
+        if raw:
+            tokens, stable = tuple(llm.tokenizer.encode(text, allow_special=True)), None
+        else:
+            rendered = llm.renderer.render([{"role": "user", "content": text}], enable_thinking=thinking)
+            tokens, stable = rendered.token_ids, rendered.stable_length
+        request = Request(
+            id="cli",
+            prompt=tokens,
+            sampling=sampling,
+            stable_length=stable,
+            cache=CacheParams(read=not no_cache, write=not no_cache),
+        )
+        ids: list[int] = []
+        pieces: list[str] = []
+        last: Any = None
+        for output in llm.engine.submit(request):
+            ids.extend(output.token_ids)
+            pieces.append(output.text)
+            if not as_json:
+                print(output.text, end="", flush=True)
+            last = output
+    if last.finish_reason == "error":
+        raise EdgeLLMError(last.error)
+    if as_json:
+        print(
+            json.dumps(
+                {
+                    "token_ids": ids,
+                    "text": "".join(pieces),
+                    "finish_reason": last.finish_reason,
+                    "usage": asdict(last.usage),
+                }
+            )
+        )
+    else:
+        print()
+        err.print(f"{asdict(last.usage)}", style="dim")
+
+
+@app.command()
+def bench(
+    bundle: Annotated[Path | None, typer.Argument(help="A bundle; without it a random-weight preset is built.")] = None,
+    preset: Annotated[str, typer.Option(help="tiny | mid")] = "tiny",
+    precision: Annotated[str, typer.Option(help="f32 | int8 | int4, for a preset.")] = "int8",
+    depth: Annotated[int, typer.Option(help="Second depth to measure at, in tokens.")] = 8192,
+    rounds: Annotated[int, typer.Option(min=3, help="Timed steps per figure.")] = 12,
+    threads: ThreadsOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Measure decode, prefill, tree verification, restore and host overhead against memory bandwidth."""
+    from edgellm.bench.report import print_table, run_bench
+
+    with err.status("measuring") as status:
+        result = run_bench(
+            bundle,
+            preset=preset,
+            precision=precision,
+            depth=depth,
+            rounds=rounds,
+            threads=threads,
+            report=status.update,
+        )
+    if as_json:
+        print(json.dumps(result))
+    else:
+        print_table(result, Console())
+
+
+@app.command()
+def replay(
+    target: Annotated[str, typer.Argument(help="Bundle folder or http://host:port of a running server.")],
+    trace: Annotated[Path, typer.Option(help="Recorded conversations (agentic_coding_2.5h.jsonl).")],
+    conversations: Annotated[int, typer.Option(min=1, help="How many conversations, in file order.")] = 20,
+    turns: Annotated[int | None, typer.Option(min=1, help="Turns per conversation [default: all].")] = None,
+    interleave: Annotated[int, typer.Option(min=1, help="Conversations in flight, turn by turn in rotation.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Generated tokens per turn at most.")] = 1024,
+    context: ContextOpt = None,
+    slots: SlotsOpt = 4,
+    threads: ThreadsOpt = None,
+    no_speculation: NoSpeculationOpt = False,
+    cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
+    model: Annotated[str, typer.Option(help="Model name to send to a server.")] = "default",
+    as_json: JsonOpt = False,
+) -> None:
+    """Send recorded agent turns as the MLPerf harness does and count what had to be prefilled."""
+    from edgellm.mlperf.replay import ReplayOptions, print_report, replay_bundle, replay_url
+    from edgellm.mlperf.trace import load_trace
+
+    options = ReplayOptions(conversations=conversations, turns=turns, interleave=interleave, max_tokens=max_tokens)
+    recorded = load_trace(trace)
+    if target.startswith(("http://", "https://")):
+        report = replay_url(target, recorded, options, model=model, console=err)
+    else:
+        from edgellm.runtime.llm import LLM
+
+        with LLM(
+            Path(target),
+            context=context,
+            slots=slots,
+            threads=threads,
+            speculation=None if no_speculation else "auto",
+            cache_dir=cache_dir,
+        ) as llm:
+            report = replay_bundle(llm, recorded, options, console=err)
+    if as_json:
+        print(json.dumps(report.to_dict()))
+    else:
+        print_report(report, Console())
+
+
+@app.command()
+def doctor(
+    bundle: Annotated[Path | None, typer.Argument(help="Also check that this bundle fits the machine.")] = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Say what this machine has and what edgellm would use."""
+    from edgellm.jetson.doctor import examine, print_findings
+
+    findings = examine(bundle)
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings]))
+    else:
+        print_findings(findings, Console())
+    if any(finding.status == "fail" for finding in findings):
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    main()
