@@ -34,7 +34,7 @@ def test_bfcl_request_has_the_harness_key_order() -> None:
     raw = request_bytes("localhost", 80, bfcl_request([{"role": "user", "content": "hi"}], [tool]), api_key="k")
     assert raw == (
         b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer k\r\n"
-        b"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: 254\r\n\r\n"
+        b"Content-Type: application/json\r\nAccept: text/event-stream\r\nContent-Length: 259\r\n\r\n"
         b'{"model":"edgellm","messages":[{"role":"user","content":"hi"}],"temperature":0.0,'
         b'"max_completion_tokens":1024,"stream":true,"seed":42,"tools":[{"type":"function","function":'
         b'{"name":"area","parameters":{"type":"object","properties":{}}}}],"tool_choice":"auto"}'
