@@ -90,7 +90,7 @@ class Logits(Protocol):
     def rows(self) -> int: ...
 
     def greedy(self) -> NDArray[np.int64]:
-        """Arg-max token of every row, [rows]; the lowest id wins a tie."""
+        """Arg-max token of every row, [rows]; the lowest id wins a tie. Computed once: asking again costs nothing."""
         ...
 
     def row(self, index: int) -> NDArray[np.float32]:

@@ -103,6 +103,7 @@ class ScriptedLogits:
         self._executor = executor
         self._clock = executor.clock
         self._prefixes = prefixes
+        self._greedy: NDArray[np.int64] | None = None
 
     @property
     def rows(self) -> int:
@@ -110,7 +111,9 @@ class ScriptedLogits:
 
     def greedy(self) -> NDArray[np.int64]:
         self._check()
-        return np.array([self._candidates(index).ids[0] for index in range(self.rows)], np.int64)
+        if self._greedy is None:
+            self._greedy = np.array([self._candidates(index).ids[0] for index in range(self.rows)], np.int64)
+        return self._greedy
 
     def row(self, index: int) -> NDArray[np.float32]:
         self._check()

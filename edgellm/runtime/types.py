@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgellm.decode.logprobs import TokenLogprob as TokenLogprob
 from edgellm.decode.params import SamplingParams, SpeculationParams
 
 FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
@@ -37,15 +38,6 @@ class Request:
     stable_length: int | None = None
     priority: int = 0  # scheduling: higher first
     deadline_s: float | None = None  # seconds from submission; then finish_reason "deadline"
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """Log-probability of a chosen token under the unmodified model distribution, with the best alternatives."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
