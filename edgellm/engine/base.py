@@ -121,7 +121,7 @@ class Executor(Protocol):
         ...
 
     def publish(self, slot: int, start: int, end: int) -> BlockRef:
-        """Make committed tokens [start, end) shareable; `start` is a multiple of block_tokens, end - start at most it."""
+        """Make committed tokens [start, end) shareable: one block, `start` a multiple of block_tokens."""
         ...
 
     def snapshot(self, slot: int) -> SnapshotRef:
@@ -154,7 +154,7 @@ class Executor(Protocol):
         ...
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Commit nodes of the slot's last verified tree: path[0] == 0 and each next one is a child of the one before."""
+        """Commit nodes of the slot's last verified tree: path[0] == 0, each next one a child of the one before."""
         ...
 
     def draft(self, batch: Sequence[DraftNodes]) -> Sequence[DraftResult]:

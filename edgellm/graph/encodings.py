@@ -44,11 +44,11 @@ def quantize_blocks(weight: F32, bits: int, block: int) -> BlockQuantized:
         scales = largest / -middle
     else:
         scales = np.abs(grouped).max(-1) / (middle - 1)
-    scales = np.where(scales == 0, np.float32(1e-12), scales).astype(np.float32)
+    scales = np.where(scales == 0, 1e-12, scales).astype(np.float32)
     codes = np.clip(np.rint(grouped / scales[..., None]) + middle, 0, 2 * middle - 1).astype(np.uint8)
     if bits == 4:
         codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
-    return BlockQuantized(codes, scales, bits, block)
+    return BlockQuantized(codes, np.asarray(scales, np.float32), bits, block)
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)

@@ -1,7 +1,7 @@
 """The MTP graph: one gated-attention layer over (embedding, hidden) pairs, and the best next tokens of each row.
 
-x = fc(concat(norm(embedding of token t+1), norm(hidden of token t))) -> decoder layer -> mtp.norm -> head. The row fed to
-the next draft step is the one after `mtp.norm`, as it is the base model's normed hidden that the layer was trained on.
+x = fc(concat(norm(embedding of token t+1), norm(hidden of token t))) -> decoder layer -> mtp.norm -> head. The row
+fed to the next draft step is the one after `mtp.norm`, as the layer's input is the base model's normed hidden.
 """
 
 from __future__ import annotations

@@ -1,0 +1,96 @@
+"""`build_bundle`: a checkpoint and a recipe become an engine bundle."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from edgellm.checkpoint.reader import Checkpoint
+from edgellm.engine.bundle import list_files, staged
+from edgellm.engine.manifest import MANIFEST_FILE, Manifest
+from edgellm.engine.recipe import Recipe
+from edgellm.errors import ConfigError
+from edgellm.graph.export import build_ort_graphs
+from edgellm.graph.layers import WeightFormat
+
+# Draft nodes below the last committed token have later positions: the RoPE tables reach beyond the context.
+DRAFT_POSITIONS: Final = 128
+
+Progress = Callable[[str, int, int], None]
+
+
+def build_bundle(
+    checkpoint: str | Path,
+    out: str | Path,
+    recipe: Recipe,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Build the bundle `out` from the folder `checkpoint`.
+
+    Args:
+        force: replace a bundle that is already there.
+        progress: called with (phase, done, total) for the phases "checkpoint" (bytes), "weights" (matrices) and
+            "hash" (bytes).
+
+    Returns:
+        `out` as a path. It appears whole or not at all.
+
+    Raises:
+        CheckpointError: the checkpoint is broken.
+        ConfigError: `out` is in use, or the recipe asks for more context than the checkpoint has.
+    """
+    source = Checkpoint.open(checkpoint)
+    context = recipe.context or source.spec.max_positions
+    if context > source.spec.max_positions:
+        raise ConfigError(f"context {context} exceeds the checkpoint's {source.spec.max_positions} positions")
+    target = Path(out)
+    with staged(target, force=force) as folder:
+        digest = source.content_hash(lambda done, total: _report(progress, "checkpoint", done, total))
+        form = WeightFormat(recipe.precision, recipe.block_size, recipe.accuracy_level)
+        build_ort_graphs(source, folder, form, positions=context + DRAFT_POSITIONS, progress=progress)
+        for path in source.tokenizer_files:
+            shutil.copyfile(path, folder / path.name)
+        manifest = Manifest(
+            target=recipe.target,
+            edgellm=importlib.metadata.version("edgellm"),
+            onnxruntime=importlib.metadata.version("onnxruntime"),
+            source=source.path.resolve().name,
+            source_sha256=digest,
+            spec=source.spec,
+            precision=_precision(recipe),
+            block_tokens=recipe.block_tokens,
+            tree_nodes=recipe.tree_nodes,
+            prefill_chunk=recipe.prefill_chunk,
+            context=context,
+            eos_token_ids=source.eos_token_ids,
+            speculation=recipe.speculation,
+            files=list_files(folder, progress),
+        )
+        (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")
+    return target
+
+
+def _precision(recipe: Recipe) -> dict[str, str]:
+    if recipe.precision == "f32":
+        matrices, embedding = "f32", "f32"
+    else:
+        matrices, embedding = f"{recipe.precision} block {recipe.block_size}, f32 scales", "f16"
+    activations = "int8" if recipe.precision != "f32" and recipe.accuracy_level == 4 else "f32"
+    return {
+        "matrices": matrices,
+        "embedding": embedding,
+        "norms, convolution, decay": "f32",
+        "matrix product activations": activations,
+        "recurrent state": "f32",
+        "kv cache": "f32",
+    }
+
+
+def _report(progress: Progress | None, phase: str, done: int, total: int) -> None:
+    if progress is not None:
+        progress(phase, done, total)
