@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _BLOCK = 256  # logits of a block whose maximum bounds the search
+_GUESSES = (256, 4096)  # sizes of a nucleus to try before sorting everything
 
 
 def largest(row: NDArray[np.float32], count: int) -> NDArray[np.int64]:
@@ -23,20 +24,23 @@ def largest(row: NDArray[np.float32], count: int) -> NDArray[np.int64]:
     if count >= size:
         return np.arange(size)
     blocks = size // _BLOCK
-    if count * 2 < blocks:
-        maxima = row[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
-        bound = np.partition(maxima, blocks - count)[blocks - count]
-        ids = np.flatnonzero(row >= bound)
-        values = row[ids]
-    else:
-        ids, values = np.arange(size), row
-    if len(ids) == count:
-        return ids
+    if count * 2 >= blocks:
+        return _exact(row, np.arange(size), count)
+    maxima = row[: blocks * _BLOCK].reshape(blocks, _BLOCK).max(axis=1)
+    bound = np.partition(maxima, blocks - count)[blocks - count]
+    above = np.flatnonzero(row > bound)
+    if len(above) >= count:
+        return _exact(row, above, count)
+    return np.sort(np.concatenate([above, np.flatnonzero(row == bound)[: count - len(above)]]))
+
+
+def _exact(row: NDArray[np.float32], ids: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """`largest` among ascending `ids`, at least `count` of them."""
+    values = row[ids]
     threshold = np.partition(values, len(values) - count)[len(values) - count]
-    above = values > threshold
-    equal = np.flatnonzero(values == threshold)[: count - int(np.count_nonzero(above))]
-    above[equal] = True
-    return np.compress(above, ids)
+    kept = values > threshold
+    kept[np.flatnonzero(values == threshold)[: count - int(np.count_nonzero(kept))]] = True
+    return np.compress(kept, ids)
 
 
 def candidates(
@@ -63,30 +67,21 @@ def candidates(
 def _nucleus(
     row: NDArray[np.float32], ids: NDArray[np.int64] | None, best: float, temperature: float, top_p: float
 ) -> NDArray[np.int64]:
-    if ids is not None:
-        return _cover(row, ids, best, temperature, top_p, None)[0]
-    total = float(np.exp((row - np.float32(best)) / np.float32(temperature)).sum(dtype=np.float64))
-    count = 256
-    while count < len(row):
-        found, whole = _cover(row, largest(row, count), best, temperature, top_p, total)
-        if whole:
-            return found
-        count *= 16
-    return _cover(row, np.arange(len(row)), best, temperature, top_p, None)[0]
+    everything = np.arange(len(row)) if ids is None else ids
+    if len(everything) > _GUESSES[0]:  # only ever without top_k, or with a wide one
+        values = row if ids is None else row[ids]
+        total = float(np.exp((values - np.float32(best)) / np.float32(temperature)).sum(dtype=np.float64))
+        for count in _GUESSES:
+            guess = largest(row, count)
+            kept = _cover(row[guess], best, temperature, top_p, total)
+            if kept <= count < len(everything):
+                return _exact(row, guess, kept) if kept < count else guess
+    kept = min(_cover(row[everything], best, temperature, top_p, None), len(everything))
+    return _exact(row, everything, kept)
 
 
-def _cover(
-    row: NDArray[np.float32],
-    ids: NDArray[np.int64],
-    best: float,
-    temperature: float,
-    top_p: float,
-    total: float | None,
-) -> tuple[NDArray[np.int64], bool]:
-    """The shortest prefix of `ids`, best first, with `top_p` of `total` (None: of their own sum), and whether it is."""
-    values = row[ids]
-    order = np.argsort(-values, kind="stable")
-    mass = np.cumsum(np.exp((values[order].astype(np.float64) - best) / temperature))
-    need = top_p * (float(mass[-1]) if total is None else total)
-    kept = int(np.searchsorted(mass, need)) + 1
-    return np.sort(ids[order[:kept]]), kept <= len(ids)
+def _cover(values: NDArray[np.float32], best: float, temperature: float, top_p: float, total: float | None) -> int:
+    """How many of `values`, best first, reach the share `top_p` of `total` (None: of their own); above len if none."""
+    descending = np.sort(values)[::-1].astype(np.float64)
+    mass = np.cumsum(np.exp((descending - best) / temperature))
+    return int(np.searchsorted(mass, top_p * (float(mass[-1]) if total is None else total))) + 1

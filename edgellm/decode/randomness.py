@@ -30,10 +30,10 @@ def gumbel(seed: int, position: int, tokens: NDArray[np.int64]) -> NDArray[np.fl
     The uniform behind it is 52 bits of splitmix64 (Steele et al. 2014), counted by token id from a start that is
     itself hashed from seed and position.
     """
-    start = _mix(_mix(seed + _GOLDEN & _MASK) + position * _GOLDEN & _MASK)
+    start = np.uint64(_mix(_mix(seed + _GOLDEN & _MASK) + position * _GOLDEN & _MASK))
     bits = tokens.astype(np.uint64)
     bits *= np.uint64(_GOLDEN)
-    bits += np.uint64(start)
+    bits += start
     bits ^= bits >> np.uint64(30)
     bits *= np.uint64(_M1)
     bits ^= bits >> np.uint64(27)

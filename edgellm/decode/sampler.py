@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.decode.constraint import Constraint
-from edgellm.decode.filtering import candidates, largest
+from edgellm.decode.filtering import candidates
 from edgellm.decode.logprobs import TokenLogprob, token_logprob
 from edgellm.decode.margin import greedy_margin, sampled_margin
 from edgellm.decode.params import SamplingParams
@@ -22,6 +22,7 @@ from edgellm.decode.randomness import GUMBEL_MAX, gumbel
 from edgellm.engine.base import Logits
 from edgellm.errors import EdgeLLMError
 
+_CHUNK = 16384
 GREEDY_BELOW = 1e-5  # temperatures below this are greedy
 
 
@@ -97,17 +98,22 @@ class Sampler:
         best = float(row.max())
         self._check(best)
         ids = candidates(row, best, params.temperature, params.top_k, params.top_p, params.min_p)
-        if ids is None:
-            # A token whose score would stay below one already known, with all the luck there is, need not be drawn.
-            sure = float(self._scores(row, best, largest(row, 64)).max())
-            ids = np.flatnonzero(row >= best + params.temperature * (sure - GUMBEL_MAX))
-        return int(ids[self._scores(row, best, ids).argmax()])
+        if ids is not None:
+            return int(ids[self._scores(row[ids], best, ids).argmax()])
+        winner, score = int(row.argmax()), -np.inf
+        for at in range(0, len(row), _CHUNK):  # in pieces that stay in the core's cache
+            part = row[at : at + _CHUNK]
+            if (float(part.max()) - best) / params.temperature + GUMBEL_MAX < score:
+                continue  # no luck is enough
+            scores = self._scores(part, best, np.arange(at, at + len(part)))
+            place = int(scores.argmax())
+            if scores[place] > score:
+                winner, score = at + place, float(scores[place])
+        return winner
 
-    def _scores(self, row: NDArray[np.float32], best: float, ids: NDArray[np.int64]) -> NDArray[np.float64]:
-        scores = row[ids].astype(np.float64)
-        scores -= best
-        scores /= self._params.temperature
-        scores += gumbel(self._params.seed, self.position, ids)
+    def _scores(self, values: NDArray[np.float32], best: float, ids: NDArray[np.int64]) -> NDArray[np.float64]:
+        scores = gumbel(self._params.seed, self.position, ids)
+        scores += (values.astype(np.float64) - best) / self._params.temperature
         return scores
 
     def _check(self, best: float) -> None:

@@ -8,7 +8,7 @@ prefix gives the same row whichever way it was reached, chunked, token by token,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 FLOOR = -100.0  # logit of every token that is not a candidate
@@ -77,28 +77,32 @@ class HashScript:
     vocab_size: int
     seed: int = 0
     agreement: float = 0.8
-    alternatives: int = 6
+    alternatives: int = 4
     spread: float = 6.0
     eos: int | None = None
     eos_rate: float = 0.0
+    _rows: dict[int, Candidates] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def target(self, prefix: Prefix) -> Candidates:
-        bits = mix(prefix.key ^ mix(self.seed + 1))
-        count = min(self.alternatives, self.vocab_size)
-        ids: list[int] = []
-        scored: list[tuple[float, int]] = []
-        for index in range(count):
+        found = self._rows.get(prefix.key)
+        if found is None:
+            if len(self._rows) >= 1024:  # a node is drafted and verified within a step or two
+                self._rows.clear()
+            found = self._rows[prefix.key] = self._row(mix(prefix.key ^ mix(self.seed + 1)))
+        return found
+
+    def _row(self, bits: int) -> Candidates:
+        logits: dict[int, float] = {}
+        for index in range(min(self.alternatives, self.vocab_size)):
             value = mix(bits + index * BASE & _MASK)
             token = value % self.vocab_size
-            while token in ids:
+            while token in logits:
                 token = (token + 1) % self.vocab_size
-            ids.append(token)
-            scored.append((-self.spread * ((value >> 40) / (1 << 24)), token))
+            logits[token] = 10.0 - self.spread * ((value >> 40) / (1 << 24))
         if self.eos is not None and (bits >> 32) < self.eos_rate * (1 << 32):
-            scored = [entry for entry in scored if entry[1] != self.eos]
-            scored.append((1.0, self.eos))
-        scored.sort(key=lambda entry: (-entry[0], entry[1]))
-        return Candidates(tuple(token for _, token in scored), tuple(10.0 + logit for logit, _ in scored))
+            logits[self.eos] = 11.0
+        ids = sorted(logits, key=lambda token: (-logits[token], token))
+        return Candidates(tuple(ids), tuple([logits[token] for token in ids]))
 
     def draft(self, prefix: Prefix, k: int) -> tuple[Sequence[int], Sequence[float]]:
         return disagree(self.target(prefix).ids, k, prefix.key ^ self.seed, self.agreement, self.vocab_size)
