@@ -72,7 +72,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             tied=False,
         ),
         "multimodal",
-        follow=1.0,
+        follow=1.2,
     ),
     "mid": Preset(
         _config(
@@ -85,7 +85,7 @@ PRESETS: Final[Mapping[str, Preset]] = {
             tied=False,
         ),
         "text",
-        follow=1.0,
+        follow=1.2,
     ),
     "qwen36-vocab": Preset(
         _config(

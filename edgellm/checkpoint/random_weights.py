@@ -24,9 +24,10 @@ class RandomWeights:
     Args:
         spec: the model's shape.
         seed: of all tensors.
-        follow: 0 for pure noise. Larger values let every token be followed, most of the time, by a fixed successor, in
-            the model and in its MTP head alike, so that drafts are accepted and text does not stop early. Needs an
-            untied head; the successors are one cycle through the first `ordinary` tokens.
+        follow: 0 for pure noise. Larger values let every token be followed, most of the time, by one of its two
+            successors, in the model and in its MTP head alike: drafts are accepted, a tree more often than a chain,
+            and text does not stop early. Needs an untied head. The successors are two random cycles through the
+            first `ordinary` tokens.
         ordinary: number of leading token ids that are not special.
     """
 
@@ -67,9 +68,9 @@ class RandomWeights:
 
     def _following_head(self, head: NDArray[np.float32]) -> NDArray[np.float32]:
         rng = np.random.Generator(np.random.SFC64([self._seed, zlib.crc32(b"successors")]))
-        cycle = rng.permutation(self._ordinary)
         embedding = self._float32("embed_tokens.weight")
-        scale = np.float32(self._follow * self._spec.hidden**-0.5)
-        head[cycle] += scale * embedding[np.roll(cycle, 1)]
+        for share in (1.0, 0.9):  # close, so that the context decides between the two
+            cycle = rng.permutation(self._ordinary)
+            head[cycle] += np.float32(share * self._follow * self._spec.hidden**-0.5) * embedding[np.roll(cycle, 1)]
         head[self._ordinary :] *= np.float32(0.5)  # special tokens come up rarely
         return head

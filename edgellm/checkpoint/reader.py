@@ -150,10 +150,11 @@ def _open_files(folder: Path) -> list[TensorFile]:
         if not isinstance(shard, str) or not shard or Path(shard).name != shard:
             raise CheckpointError(f"{INDEX_FILE}: {tensor!r} is in {shard!r:.60}, which is not a plain file name")
         shards.setdefault(shard, set()).add(tensor)
-    files = []
     for shard, named in sorted(shards.items()):
         if not (folder / shard).is_file():
             raise CheckpointError(f"shard {shard} is missing ({len(named)} tensors, e.g. {min(named)!r})")
+    files = []
+    for shard, named in sorted(shards.items()):
         file = TensorFile.open(folder / shard)
         if missing := sorted(named - file.entries.keys()):
             raise CheckpointError(f"{shard} lacks {_some(missing)}, which {INDEX_FILE} places there")

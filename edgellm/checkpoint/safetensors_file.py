@@ -73,7 +73,7 @@ class TensorFile:
         size = _size(path)
         if size < 8:
             raise CheckpointError(f"{path.name} is truncated: {size} bytes, a safetensors header needs at least 8")
-        data = np.memmap(path, dtype=np.uint8, mode="r")
+        data = _map(path)
         length = int.from_bytes(data[:8].tobytes(), "little")
         if length > _MAX_HEADER:
             raise CheckpointError(f"{path.name}: header length {length} is over {_MAX_HEADER}: not a safetensors file")
@@ -125,6 +125,13 @@ def write_safetensors(
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _map(path: Path) -> NDArray[np.uint8]:
+    try:
+        return np.memmap(path, dtype=np.uint8, mode="r")
     except OSError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
 
