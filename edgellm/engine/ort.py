@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.engine.base import BlockRef, Chunk, DraftNodes, DraftResult, ExecutorInfo, Logits, SnapshotRef, TokenTree
+from edgellm.engine.builder import DRAFT_POSITIONS
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.ort_draft import DraftLayer
 from edgellm.engine.ort_memory import Block, Pools, Snapshot
@@ -25,8 +26,6 @@ from edgellm.errors import ConfigError, EdgeLLMError
 from edgellm.graph.indices import attention_bias, commit_rows, tree_index
 
 F32 = NDArray[np.float32]
-DRAFT_ROWS = 160  # scratch rows past the committed tokens: tree nodes, draft nodes
-MAX_CHUNK = 2048
 
 
 class ArrayLogits:
@@ -68,33 +67,33 @@ class OrtExecutor:
 
     def __init__(self, bundle: Bundle, *, slots: int, context: int, threads: int, speculation: bool) -> None:
         manifest, spec = bundle.manifest, bundle.manifest.spec
-        limit = min(spec.max_positions, manifest.max_positions)
+        limit = manifest.context
         if not 1 <= context <= limit:
-            raise ConfigError(f"context: {context} is outside 1..{limit}, the positions this bundle was built for")
+            raise ConfigError(f"context: {context} is outside 1..{limit}, the context this bundle was built for")
         if slots < 1:
             raise ConfigError(f"slots: {slots} is not positive")
         mtp = speculation and spec.mtp_layers > 0
         self._spec = spec
-        self._rows = context + DRAFT_ROWS
+        self._rows = context + DRAFT_POSITIONS
         self._pools = Pools(spec, slots, self._rows, mtp, copy_threads=min(threads, 4))
         self._slots = [SlotState() for _ in range(slots)]
         self._advance = BoundGraph(bundle.path / "advance.onnx", threads)
         self._verify = BoundGraph(bundle.path / "verify.onnx", threads) if speculation else None
         self._commit = BoundGraph(bundle.path / "commit.onnx", threads) if speculation else None
         self._draft = DraftLayer(bundle.path / "mtp.onnx", threads, spec, self._pools, slots) if mtp else None
-        tree = manifest.max_tree if speculation else 0
+        tree = manifest.tree_nodes if speculation else 0
         self._logits: F32 = np.empty((max(tree, slots), spec.vocab), np.float32)
-        self._hidden: F32 = np.empty((min(MAX_CHUNK, context), spec.hidden), np.float32)
+        self._hidden: F32 = np.empty((min(manifest.prefill_chunk, context), spec.hidden), np.float32)
         self._capsules = [_capsules(bundle, tree) for _ in range(slots)] if tree else []
         self._blocks: dict[BlockRef, Block] = {}
         self._snapshots: dict[SnapshotRef, Snapshot] = {}
         self._next = itertools.count(1)
-        self._weights = manifest.weight_bytes
+        self._weights = sum(entry.bytes for entry in manifest.files if entry.name.endswith(".bin"))
         head = spec.attention.kv_heads * spec.attention.head_dim * 4
         self._info = ExecutorInfo(
             slots=slots,
             max_tokens=context,
-            max_chunk=min(MAX_CHUNK, context),
+            max_chunk=min(manifest.prefill_chunk, context),
             max_batch=slots,
             max_tree=tree,
             draft_top_k=DraftLayer.TOP_K if mtp else 0,
@@ -102,7 +101,7 @@ class OrtExecutor:
             block_bytes=self._pools.kv_layers * head * manifest.block_tokens,
             snapshot_bytes=(self._pools.conv.nbytes + self._pools.state.nbytes) // slots + spec.hidden * 4,
             vocab_size=spec.vocab,
-            fingerprint=f"{manifest.fingerprint}-{'mtp' if mtp else 'plain'}",
+            fingerprint=f"{bundle.fingerprint}-{'mtp' if mtp else 'plain'}",
         )
 
     @property

@@ -24,7 +24,7 @@ def open_executor(
     return OrtExecutor(
         bundle,
         slots=slots,
-        context=context or min(bundle.manifest.max_positions, 32_768),
+        context=context or min(bundle.manifest.context, 32_768),
         threads=threads or usable,
         speculation=speculation,
     )

@@ -3,8 +3,9 @@
 Per token, with decay e^g and rate beta:  S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;  o = S^T q.
 Tree form, G = sum of g over a node and its ancestors, for strict ancestors j of i:
 (I + L) U = beta (V - e^G K S0),  L_ij = beta_i e^(G_i - G_j) k_i·k_j;
-O = e^G Q S0 + A U,  A_ij = e^(G_i - G_j) q_i·k_j (ancestors and self). (k, U, G) of a node is its capsule. The triangular solve goes by two blocks of eight nodes: inside
-a block three doublings are exact (a path has at most eight nodes there); longer doubling explodes on equal keys.
+O = e^G Q S0 + A U,  A_ij = e^(G_i - G_j) q_i·k_j (ancestors and self).
+(k, U, G) of a node is its capsule. The triangular solve goes by two blocks of eight nodes: inside a block three
+doublings are exact (a path has at most eight nodes there); longer doubling explodes on equal keys.
 """
 
 from __future__ import annotations
