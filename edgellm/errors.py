@@ -43,3 +43,7 @@ class QueueFullError(EdgeLLMError):
 
 class EngineDeadError(EdgeLLMError):
     """The engine thread stopped after a fault; no request can be served until restart."""
+
+
+class ExecutionError(EdgeLLMError):
+    """A model run failed. The slots that it touched hold nothing until they are reset or restored."""

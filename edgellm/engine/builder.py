@@ -6,7 +6,6 @@ import importlib.metadata
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from edgellm.checkpoint.reader import Checkpoint
 from edgellm.engine.bundle import list_files, staged
@@ -15,9 +14,6 @@ from edgellm.engine.recipe import Recipe
 from edgellm.errors import ConfigError
 from edgellm.graph.export import build_ort_graphs
 from edgellm.graph.layers import WeightFormat
-
-# Draft nodes below the last committed token have later positions: the RoPE tables reach beyond the context.
-DRAFT_POSITIONS: Final = 128
 
 Progress = Callable[[str, int, int], None]
 
@@ -51,8 +47,8 @@ def build_bundle(
     target = Path(out)
     with staged(target, force=force) as folder:
         digest = source.content_hash(lambda done, total: _report(progress, "checkpoint", done, total))
-        form = WeightFormat(recipe.precision, recipe.block_size, recipe.accuracy_level)
-        build_ort_graphs(source, folder, form, positions=context + DRAFT_POSITIONS, progress=progress)
+        form = WeightFormat(recipe.precision, recipe.block_size)
+        build_ort_graphs(source, folder, form, positions=context, progress=progress)
         for path in source.tokenizer_files:
             shutil.copyfile(path, folder / path.name)
         manifest = Manifest(
@@ -80,7 +76,7 @@ def _precision(recipe: Recipe) -> dict[str, str]:
         matrices, embedding = "f32", "f32"
     else:
         matrices, embedding = f"{recipe.precision} block {recipe.block_size}, f32 scales", "f16"
-    activations = "int8" if recipe.precision != "f32" and recipe.accuracy_level == 4 else "f32"
+    activations = "f32" if recipe.precision == "f32" else "int8"
     return {
         "matrices": matrices,
         "embedding": embedding,

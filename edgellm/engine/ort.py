@@ -1,50 +1,34 @@
 """The ONNX Runtime executor: runs a bundle's graphs on the CPU and owns the memory of its slots.
 
 A slot has contiguous KV rows; publish and restore copy. A restore skips blocks whose rows the slot still holds, so a
-conversation that returns to its slot copies only what changed. Single tokens of several sequences run as one batch when
-their slots are neighbours (the kernels take ragged lengths only for one token a sequence); trees run one by one.
+conversation that returns to its slot copies only what changed. Single tokens of several sequences run as one batch per
+run of neighbouring slots (a batch is a contiguous view of the pools, and the kernels take ragged lengths only for one
+token a sequence); trees run one by one. What must stay true: everything is checked before anything is changed, and a
+failed run leaves its slots marked broken until they are reset or restored.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
-from edgellm.engine.base import BlockRef, Chunk, DraftNodes, DraftResult, ExecutorInfo, Logits, SnapshotRef, TokenTree
-from edgellm.engine.builder import DRAFT_POSITIONS
+from edgellm.engine.base import BlockRef, Chunk, DraftNodes, DraftResult, ExecutorInfo, SnapshotRef, TokenTree
 from edgellm.engine.bundle import Bundle
-from edgellm.engine.ort_draft import DraftLayer
-from edgellm.engine.ort_memory import Block, Pools, Snapshot
-from edgellm.engine.ort_session import BoundGraph
-from edgellm.engine.payload import pack, unpack
-from edgellm.errors import ConfigError, EdgeLLMError
-from edgellm.graph.indices import attention_bias, commit_rows, tree_index
-
-F32 = NDArray[np.float32]
-
-
-class ArrayLogits:
-    """Logits in an array [rows, vocab] that the next call overwrites."""
-
-    def __init__(self, values: F32) -> None:
-        self._values = values
-
-    @property
-    def rows(self) -> int:
-        return int(self._values.shape[0])
-
-    def greedy(self) -> NDArray[np.int64]:
-        best: NDArray[np.int64] = np.argmax(self._values, axis=1)
-        return best
-
-    def row(self, index: int) -> F32:
-        row: F32 = self._values[index]
-        return row
+from edgellm.engine.checks import check_chunks, check_path, check_tokens, check_tree
+from edgellm.engine.ort_decoder import Decoder
+from edgellm.engine.ort_draft import SCRATCH_ROWS, DraftLayer
+from edgellm.engine.ort_logits import ArrayLogits, Clock
+from edgellm.engine.ort_memory import Pools
+from edgellm.engine.ort_store import Store
+from edgellm.engine.payload import pack_block, pack_snapshot, unpack_block, unpack_snapshot
+from edgellm.errors import ConfigError, ExecutionError
+from edgellm.graph.export import WEIGHTS
+from edgellm.graph.mtp import DRAFT_TOP_K
 
 
 @dataclass(slots=True)
@@ -52,54 +36,63 @@ class SlotState:
     """What the host knows of one slot."""
 
     length: int = 0
-    tree: TokenTree | None = None  # last verified, until the next change of the slot
-    resident: list[tuple[BlockRef, int]] = field(default_factory=list)  # (block, end token) held from token 0 on
-    broken: bool = False  # a run failed half-way: only reset or restore to 0 helps
+    tree: TokenTree | None = None  # last verified, until the slot changes
+    resident: list[tuple[BlockRef, int]] = field(default_factory=list)  # (block, its end): rows held from token 0 on
+    broken: bool = False
 
-    def forget_from(self, row: int) -> None:
-        """Rows from `row` on are about to be written."""
-        while self.resident and self.resident[-1][1] > row:
+    def forget_from(self, token: int) -> None:
+        """Rows of `token` and later ones are about to be written."""
+        while self.resident and self.resident[-1][1] > token:
             self.resident.pop()
 
 
 class OrtExecutor:
-    """See the module's docstring; the contract is `edgellm.engine.base.Executor`."""
+    """See the module's docstring; the contract is `edgellm.engine.base.Executor`.
+
+    Broken preconditions raise ValueError, a failed run `ExecutionError`.
+
+    Args:
+        context: tokens a slot can hold, at most the bundle's context.
+        speculation: load what verify, commit and draft need (draft also needs a bundle with MTP).
+
+    Raises:
+        ConfigError: a setting is out of range, or the memory that it implies is not there.
+    """
 
     def __init__(self, bundle: Bundle, *, slots: int, context: int, threads: int, speculation: bool) -> None:
         manifest, spec = bundle.manifest, bundle.manifest.spec
-        limit = manifest.context
-        if not 1 <= context <= limit:
-            raise ConfigError(f"context: {context} is outside 1..{limit}, the context this bundle was built for")
-        if slots < 1:
-            raise ConfigError(f"slots: {slots} is not positive")
+        if not 1 <= context <= manifest.context:
+            raise ConfigError(f"context {context} is outside 1 to {manifest.context}, what the bundle was built for")
+        if slots < 1 or threads < 1:
+            raise ConfigError(f"{'slots' if slots < 1 else 'threads'} must be at least 1")
         mtp = speculation and spec.mtp_layers > 0
-        self._spec = spec
-        self._rows = context + DRAFT_POSITIONS
-        self._pools = Pools(spec, slots, self._rows, mtp, copy_threads=min(threads, 4))
-        self._slots = [SlotState() for _ in range(slots)]
-        self._advance = BoundGraph(bundle.path / "advance.onnx", threads)
-        self._verify = BoundGraph(bundle.path / "verify.onnx", threads) if speculation else None
-        self._commit = BoundGraph(bundle.path / "commit.onnx", threads) if speculation else None
-        self._draft = DraftLayer(bundle.path / "mtp.onnx", threads, spec, self._pools, slots) if mtp else None
         tree = manifest.tree_nodes if speculation else 0
-        self._logits: F32 = np.empty((max(tree, slots), spec.vocab), np.float32)
-        self._hidden: F32 = np.empty((min(manifest.prefill_chunk, context), spec.hidden), np.float32)
-        self._capsules = [_capsules(bundle, tree) for _ in range(slots)] if tree else []
-        self._blocks: dict[BlockRef, Block] = {}
-        self._snapshots: dict[SnapshotRef, Snapshot] = {}
-        self._next = itertools.count(1)
-        self._weights = sum(entry.bytes for entry in manifest.files if entry.name.endswith(".bin"))
-        head = spec.attention.kv_heads * spec.attention.head_dim * 4
+        chunk = min(manifest.prefill_chunk, context)
+        self._pools = Pools(spec, slots, context + SCRATCH_ROWS, mtp=mtp, copy_threads=min(threads, 8))
+        # Each session keeps the weights in its own packed form: advance, and verify with speculation.
+        self._weights = bundle.file(WEIGHTS).stat().st_size * (2 if speculation else 1)
+        _check_memory(self._pools.nbytes, self._weights, slots, context)
+        self._decoder = Decoder(bundle.path, threads, spec, self._pools, chunk=chunk, tree=tree)
+        self._draft = (
+            DraftLayer(bundle.path / "mtp.onnx", threads, spec, self._pools, positions=manifest.context)
+            if mtp
+            else None
+        )
+        self._slots = [SlotState() for _ in range(slots)]
+        self._store = Store()
+        self._hidden = spec.hidden if mtp else 0  # values of a snapshot's boundary row
+        self._clock = Clock()
+        self._closed = False
         self._info = ExecutorInfo(
             slots=slots,
             max_tokens=context,
-            max_chunk=min(manifest.prefill_chunk, context),
+            max_chunk=chunk,
             max_batch=slots,
             max_tree=tree,
-            draft_top_k=DraftLayer.TOP_K if mtp else 0,
+            draft_top_k=DRAFT_TOP_K if mtp else 0,
             block_tokens=manifest.block_tokens,
-            block_bytes=self._pools.kv_layers * head * manifest.block_tokens,
-            snapshot_bytes=(self._pools.conv.nbytes + self._pools.state.nbytes) // slots + spec.hidden * 4,
+            block_bytes=self._pools.token_bytes * manifest.block_tokens,
+            snapshot_bytes=self._pools.state_bytes + 4 * self._hidden,
             vocab_size=spec.vocab,
             fingerprint=f"{bundle.fingerprint}-{'mtp' if mtp else 'plain'}",
         )
@@ -109,305 +102,213 @@ class OrtExecutor:
         return self._info
 
     def length(self, slot: int) -> int:
-        return self._slots[slot].length
+        return self._slot(slot).length
 
     def reset(self, slot: int) -> None:
+        state = self._slot(slot)
         self._pools.clear_state(slot)
-        state = self._slots[slot]
-        state.length, state.tree, state.broken = 0, None, False
         if self._draft:
             self._draft.reset(slot)
+        state.length, state.tree, state.broken = 0, None, False
 
     def restore(self, slot: int, length: int, blocks: Sequence[BlockRef], snapshot: SnapshotRef | None) -> None:
+        state, step = self._slot(slot), self._info.block_tokens
         if length == 0:
             self.reset(slot)
             return
-        if snapshot is None or self._snapshots[snapshot].length != length:
-            raise ValueError(f"restore of {length} tokens needs a snapshot taken there")
-        state, step = self._slots[slot], self._info.block_tokens
-        ends = [(ref, i * step + self._blocks[ref].tokens) for i, ref in enumerate(blocks)]
-        if not ends or ends[-1][1] < length:
-            raise ValueError(f"blocks cover less than {length} tokens")
+        if not 0 < length <= self._info.max_tokens:
+            raise ValueError(f"restore of {length} tokens into a slot of {self._info.max_tokens}")
+        kept = None if snapshot is None else self._store.snapshot(snapshot)
+        if kept is None or kept.length != length:
+            raise ValueError(f"restore of {length} tokens needs a snapshot of as many, not {kept and kept.length}")
+        found = [self._store.block(ref) for ref in blocks[: -(-length // step)]]
+        ends = [
+            (ref, index * step + block.tokens) for index, (ref, block) in enumerate(zip(blocks, found, strict=False))
+        ]
+        if not ends or ends[-1][1] < length or any(block.tokens < step for block in found[:-1]):
+            raise ValueError(f"the blocks do not cover {length} tokens without a gap")
         held = 0
         while held < min(len(ends), len(state.resident)) and state.resident[held] == ends[held]:
             held += 1
-        self._pools.write_blocks(slot, [(i * step, self._blocks[blocks[i]]) for i in range(held, len(blocks))])
-        self._pools.write_state(slot, self._snapshots[snapshot])
-        state.length, state.tree, state.broken, state.resident = length, None, False, ends
+        state.resident, state.tree, state.broken = ends[:held], None, True  # until all is copied
+        self._pools.write(slot, [(index * step, found[index]) for index in range(held, len(found))], kept)
         if self._draft:
-            self._draft.restore(slot, length, self._snapshots[snapshot].hidden)
+            self._draft.restore(slot, length, kept.hidden)
+        state.resident, state.length, state.broken = ends, length, False
 
     def publish(self, slot: int, start: int, end: int) -> BlockRef:
         state, step = self._usable(slot), self._info.block_tokens
-        if start % step or not start < end <= min(start + step, state.length):
-            raise ValueError(f"tokens [{start}, {end}) are not one block of {state.length} committed tokens")
-        if self._draft:
-            self._draft.flush(slot)
-        ref = BlockRef(next(self._next))
-        self._blocks[ref] = self._pools.read_block(slot, start, end)
+        if start < 0 or start % step or not start < end <= min(start + step, state.length):
+            raise ValueError(f"tokens [{start}, {end}) are not a block of the {state.length} committed ones")
+        self._flush(slot)
+        ref = self._store.keep_block(self._pools.read_block(slot, start, end))
         index = start // step
         if index <= len(state.resident):  # the slot's rows are this block's rows
-            after = state.resident[index + 1 :] if end - start == step else []
-            state.resident[index:] = [(ref, end), *after]
+            later = state.resident[index + 1 :] if end - start == step else []
+            state.resident[index:] = [(ref, end), *later]
         return ref
 
     def snapshot(self, slot: int) -> SnapshotRef:
         state = self._usable(slot)
+        if not state.length:
+            raise ValueError(f"snapshot of the empty slot {slot}")
+        self._flush(slot)
         hidden = self._draft.boundary(slot) if self._draft else np.zeros(0, np.float32)
-        ref = SnapshotRef(next(self._next))
-        self._snapshots[ref] = self._pools.read_state(slot, state.length, hidden)
-        return ref
+        return self._store.keep_snapshot(self._pools.read_state(slot, state.length, hidden))
 
     def free_block(self, ref: BlockRef) -> None:
-        del self._blocks[ref]
+        self._store.free_block(ref)
 
     def free_snapshot(self, ref: SnapshotRef) -> None:
-        del self._snapshots[ref]
+        self._store.free_snapshot(ref)
 
     def dump_block(self, ref: BlockRef) -> bytes:
-        return pack(self._info.fingerprint, {"rows": self._blocks[ref].rows})
+        return pack_block(self._info.fingerprint, self._store.block(ref))
 
     def load_block(self, data: bytes) -> BlockRef:
-        arrays, _ = unpack(self._info.fingerprint, data)
-        ref = BlockRef(next(self._next))
-        self._blocks[ref] = Block(arrays["rows"])
-        return ref
+        block = unpack_block(self._info.fingerprint, data, self._pools, self._info.block_tokens)
+        return self._store.keep_block(block)
 
     def dump_snapshot(self, ref: SnapshotRef) -> bytes:
-        snap = self._snapshots[ref]
-        return pack(
-            self._info.fingerprint, {"conv": snap.conv, "state": snap.state, "hidden": snap.hidden}, snap.length
-        )
+        return pack_snapshot(self._info.fingerprint, self._store.snapshot(ref))
 
     def load_snapshot(self, data: bytes) -> SnapshotRef:
-        arrays, length = unpack(self._info.fingerprint, data)
-        ref = SnapshotRef(next(self._next))
-        self._snapshots[ref] = Snapshot(length, arrays["conv"], arrays["state"], arrays["hidden"])
-        return ref
+        kept = unpack_snapshot(self._info.fingerprint, data, self._pools, self._hidden)
+        return self._store.keep_snapshot(kept)
 
-    def advance(self, batch: Sequence[Chunk]) -> Logits:
-        if len(batch) > 1 and any(len(chunk.tokens) != 1 for chunk in batch):
-            raise ValueError("several chunks in one advance() must hold one token each")
-        order = sorted(range(len(batch)), key=lambda i: batch[i].slot)
+    def advance(self, batch: Sequence[Chunk]) -> ArrayLogits:
+        check_chunks(self._info, batch, [self._usable(chunk.slot).length for chunk in batch])
+        slots = [chunk.slot for chunk in batch]
+        order = sorted(range(len(batch)), key=slots.__getitem__)
         rows: dict[int, int] = {}
-        used = 0
-        for run in _neighbours(order, batch):
-            self._advance_run([batch[i] for i in run], used)
-            rows |= {i: used + offset for offset, i in enumerate(run)}
-            used += len(run)
-        wanted = [rows[i] for i, chunk in enumerate(batch) if chunk.logits]
-        values = self._logits[:used]
-        return ArrayLogits(values if wanted == list(range(used)) else values[wanted])
+        with self._running(slots):
+            for run in _neighbours(order, slots):
+                wanted = [at for at, index in enumerate(run) if batch[index].logits]
+                values = self._advance([batch[index] for index in run], wanted, len(rows))
+                rows |= {run[at]: len(rows) + row for row, at in enumerate(wanted)}
+        if len(batch) > 1:
+            values = self._decoder.logits[: len(rows)]
+        return ArrayLogits(values, [rows[index] for index in sorted(rows)], self._clock)
 
-    def verify(self, tree: TokenTree) -> Logits:
-        state, size = self._usable(tree.slot), len(tree.tokens)
-        if self._verify is None or not 1 <= size <= self._info.max_tree:
-            raise ValueError(f"a tree of {size} nodes: the executor takes 1..{self._info.max_tree}")
+    def verify(self, tree: TokenTree) -> ArrayLogits:
+        state = self._usable(tree.slot)
+        check_tree(self._info, tree, state.length)
         state.tree = None
-        base = state.length
-        state.forget_from(base)
-        binding = self._verify.bind((tree.slot, size), lambda: self._bind_verify(tree.slot, size))
-        index = tree_index(tree.parents, self._spec.linear.conv_kernel)
-        _token_inputs(binding.inputs, tree.tokens, base + index.depths, [base], size)
-        binding.inputs["tree_mask"][:] = index.mask
-        binding.inputs["conv_idx"][:] = index.conv
-        self._guard([tree.slot], lambda: self._verify_run(binding, base, index.mask))
+        state.forget_from(state.length)
+        with self._running([tree.slot]):
+            values = self._decoder.verify(tree.slot, state.length, tree.tokens, tree.parents)
         state.tree = tree
-        return ArrayLogits(binding.outputs["logits"])
+        return ArrayLogits(values, range(len(tree.tokens)), self._clock)
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
         state = self._usable(slot)
         tree = state.tree
-        if tree is None or self._commit is None:
-            raise ValueError(f"slot {slot} has no verified tree to commit")
-        if not path or path[0] != 0 or any(tree.parents[b] != a for a, b in itertools.pairwise(path)):
-            raise ValueError(f"path {list(path)} does not go down the tree from its root")
+        if tree is None:
+            raise ValueError(f"slot {slot} has no verified tree, or changed since")
+        check_path(tree, path)
         state.tree = None
-        size = len(tree.tokens)
-        binding = self._commit.bind((slot, size), lambda: self._bind_commit(slot, size))
-        accept = binding.inputs["accept"]
-        accept[:] = 0
-        accept[0, 0, 0, list(path), 0] = 1
-        binding.inputs["leaf"][0] = path[-1]
-        binding.inputs["conv_rows"][:] = commit_rows(path, self._spec.linear.conv_kernel)
-        run = self._commit.run
-        self._guard([slot], lambda: run(binding))
-        self._pools.compact(slot, state.length, path)
-        if self._draft:
-            hidden = self._tree_hidden(slot, size)[list(path)]
-            self._draft.append(slot, state.length, [tree.tokens[i] for i in path], hidden)
+        state.forget_from(state.length)
+        with self._running([slot]):
+            hidden = self._decoder.commit(slot, state.length, len(tree.tokens), path)
+            if self._draft:
+                self._draft.append(slot, [tree.tokens[node] for node in path], hidden)
         state.length += len(path)
 
-    def draft(self, batch: Sequence[DraftNodes]) -> Sequence[DraftResult]:
+    def draft(self, batch: Sequence[DraftNodes]) -> list[DraftResult]:
         if self._draft is None:
-            raise ValueError("this executor was opened without MTP")
-        return [self._draft.extend(nodes, self._usable(nodes.slot).length) for nodes in batch]
+            raise ValueError("this executor has no draft layer")
+        results = []
+        for nodes in batch:
+            state = self._usable(nodes.slot)
+            check_tokens(self._info, nodes.tokens)
+            if not state.length or len(nodes.parents) != len(nodes.tokens):
+                raise ValueError(f"draft of {len(nodes.tokens)} nodes in slot {nodes.slot} with {state.length} tokens")
+            state.forget_from(state.length)
+            if list(nodes.parents) == [-1]:
+                with self._running([nodes.slot]):
+                    results.append(self._draft.start(nodes.slot, int(nodes.tokens[0])))
+            else:
+                self._draft.check(nodes.slot, nodes.parents)
+                with self._running([nodes.slot]):
+                    results.append(self._draft.extend(nodes.slot, nodes.tokens, nodes.parents))
+        return results
 
     def memory(self) -> dict[str, int]:
         return {
             "weights": self._weights,
-            "slots": self._pools.nbytes,
-            "blocks": sum(block.rows.nbytes for block in self._blocks.values()),
-            "snapshots": sum(s.conv.nbytes + s.state.nbytes + s.hidden.nbytes for s in self._snapshots.values()),
-            "n_blocks": len(self._blocks),
-            "n_snapshots": len(self._snapshots),
+            "slots": self._pools.nbytes + self._decoder.nbytes,
+            **self._store.memory(),
         }
 
     def close(self) -> None:
+        self._closed = True
+        self._clock.tick()
+        self._store.clear()
         self._pools.close()
-        self._blocks.clear()
-        self._snapshots.clear()
 
-    def _usable(self, slot: int) -> SlotState:
-        state = self._slots[slot]
-        if state.broken:
-            raise EdgeLLMError(f"slot {slot} holds half a step after a fault; reset it first")
-        return state
+    # -- inside
 
-    def _guard(self, slots: Sequence[int], run: Callable[[], object]) -> None:
-        """Run a graph; a failure leaves the slots marked broken."""
-        try:
-            run()
-        except Exception as error:
-            for slot in slots:
-                self._slots[slot].broken = True
-            raise EdgeLLMError(f"ONNX Runtime failed in slots {list(slots)}: {error}") from error
-
-    def _advance_run(self, chunks: Sequence[Chunk], row: int) -> None:
-        """Advance chunks of neighbouring slots; the last row's logits of each go to self._logits[row:]."""
-        first, count, size = chunks[0].slot, len(chunks), len(chunks[0].tokens)
-        states = [self._usable(chunk.slot) for chunk in chunks]
-        bases = [state.length for state in states]
-        if size < 1 or size > self._info.max_chunk or max(bases) + size > self._info.max_tokens:
-            raise ValueError(f"chunk of {size} tokens at {max(bases)} exceeds chunk {self._info.max_chunk} or context")
+    def _advance(self, chunks: Sequence[Chunk], wanted: Sequence[int], row: int) -> NDArray[np.float32]:
+        """Advance chunks of neighbouring slots; logits of the sequences `wanted` go to buffer rows from `row` on."""
+        states = [self._slots[chunk.slot] for chunk in chunks]
         for state in states:
             state.tree = None
             state.forget_from(state.length)
-        binding = self._advance.bind((first, count, size, row), lambda: self._bind_advance(first, count, size, row))
         tokens = np.asarray([chunk.tokens for chunk in chunks], np.int64)
-        _token_inputs(binding.inputs, tokens, np.asarray(bases)[:, None] + np.arange(size), bases, size)
-        self._guard(range(first, first + count), lambda: self._advance.run(binding))
-        for i, state in enumerate(states):
+        past = np.asarray([state.length for state in states], np.int64)
+        logits, hidden = self._decoder.advance(chunks[0].slot, tokens, past, wanted, row)
+        for at, (chunk, state) in enumerate(zip(chunks, states, strict=True)):
+            state.length += tokens.shape[1]
             if self._draft:
-                self._draft.append(first + i, bases[i], tokens[i], binding.outputs["hidden"][i])
-            state.length += size
+                self._draft.append(chunk.slot, tokens[at].tolist(), hidden[at])
+        return logits
 
-    def _verify_run(self, binding: Any, base: int, mask: F32) -> None:
-        assert self._verify is not None
-        self._verify.run(binding, attn_bias=attention_bias(base, mask))
+    def _flush(self, slot: int) -> None:
+        if self._draft:
+            with self._running([slot]):
+                self._draft.flush(slot)
 
-    def _tree_hidden(self, slot: int, size: int) -> F32:
-        hidden: F32 = self._capsules[slot]["hidden"][: size * self._spec.hidden].reshape(size, self._spec.hidden)
-        return hidden
+    @contextmanager
+    def _running(self, slots: Iterable[int]) -> Iterator[None]:
+        """A block that changes `slots`: they are broken when it does not get to its end."""
+        self._clock.tick()
+        try:
+            yield
+        except Exception as error:
+            for slot in slots:
+                self._slots[slot].broken = True
+            raise ExecutionError(f"a model run in slots {list(slots)} failed: {error}") from error
 
-    def _state_arrays(self, first: int, count: int, *, kv: bool) -> dict[str, Any]:
-        pools, span = self._pools, slice(first, first + count)
-        arrays: dict[str, Any] = {}
-        for j, i in enumerate(self._spec.linear_layers):
-            arrays |= {f"conv_{i}": pools.conv[j, span], f"state_{i}": pools.state[j, span]}
-        for j, i in enumerate(self._spec.full_layers if kv else ()):
-            arrays |= {f"k_{i}": pools.kv[2 * j, span], f"v_{i}": pools.kv[2 * j + 1, span]}
-        return arrays
+    def _slot(self, slot: int) -> SlotState:
+        if self._closed:
+            raise ValueError("the executor is closed")
+        if not 0 <= slot < self._info.slots:
+            raise ValueError(f"slot {slot} of {self._info.slots}")
+        return self._slots[slot]
 
-    def _bind_advance(self, first: int, count: int, size: int, row: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        state = self._state_arrays(first, count, kv=True)
-        rows = np.arange(1, count + 1, dtype=np.int64) * size - 1
-        outputs = {
-            "logits": self._logits[row : row + count],
-            "hidden": self._hidden[: count * size].reshape(count, size, -1),
-        }
-        return {**state, **_small_inputs(count, size), "logit_rows": rows}, {**outputs, **_aliases(state)}
-
-    def _bind_verify(self, slot: int, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        state = self._state_arrays(slot, 1, kv=True)
-        inputs = {
-            **state,
-            **_small_inputs(1, size),
-            "logit_rows": np.arange(size, dtype=np.int64),
-            "tree_mask": np.zeros((1, 1, size, size), np.float32),
-            "conv_idx": np.zeros((size, self._spec.linear.conv_kernel), np.int64),
-        }
-        kv = {name: array for name, array in state.items() if name[0] in "kv"}
-        outputs = {
-            "logits": self._logits[:size],
-            "hidden": self._tree_hidden(slot, size)[None],
-            **self._capsule_arrays(slot, size),
-            **_aliases(kv),
-        }
-        return inputs, outputs
-
-    def _bind_commit(self, slot: int, size: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        state = self._state_arrays(slot, 1, kv=False)
-        inputs = {
-            **state,
-            **self._capsule_arrays(slot, size),
-            "accept": np.zeros((1, 1, 1, size, 1), np.float32),
-            "leaf": np.zeros(1, np.int64),
-            "conv_rows": np.zeros(self._spec.linear.conv_kernel - 1, np.int64),
-        }
-        return inputs, _aliases(state)
-
-    def _capsule_arrays(self, slot: int, size: int) -> dict[str, Any]:
-        """The slot's capsule buffers viewed for a tree of `size` nodes."""
-        spec = self._spec.linear
-        ratio = spec.value_heads // spec.key_heads
-        shapes = {
-            "d": (1, spec.key_heads, ratio, size, spec.value_dim),
-            "k": (1, spec.key_heads, 1, size, spec.key_dim),
-            "g": (1, spec.key_heads, ratio, size, 1),
-            "c": (1, size, spec.conv_channels),
-        }
-        buffers = self._capsules[slot]
-        return {
-            f"cap_{part}_{i}": buffers[f"{part}{i}"][: int(np.prod(shape))].reshape(shape)
-            for i in self._spec.linear_layers
-            for part, shape in shapes.items()
-        }
+    def _usable(self, slot: int) -> SlotState:
+        state = self._slot(slot)
+        if state.broken:
+            raise ExecutionError(f"slot {slot} holds half a step after a failure: reset or restore it first")
+        return state
 
 
-def _capsules(bundle: Bundle, nodes: int) -> dict[str, F32]:
-    """Flat buffers for one slot's capsules and hidden rows of a tree."""
-    spec, linear = bundle.manifest.spec, bundle.manifest.spec.linear
-    sizes = {
-        "d": linear.value_heads * linear.value_dim,
-        "k": linear.key_heads * linear.key_dim,
-        "g": linear.value_heads,
-        "c": linear.conv_channels,
-    }
-    buffers = {
-        f"{part}{i}": np.empty(nodes * size, np.float32) for i in spec.linear_layers for part, size in sizes.items()
-    }
-    return {**buffers, "hidden": np.empty(nodes * spec.hidden, np.float32)}
-
-
-def _small_inputs(count: int, size: int) -> dict[str, Any]:
-    return {
-        "input_ids": np.zeros((count, size), np.int64),
-        "positions": np.zeros((count, size), np.int64),
-        "seqlens_k": np.zeros(count, np.int32),
-        "total_seqlen": np.zeros((), np.int32),
-    }
-
-
-def _token_inputs(inputs: Any, tokens: Any, positions: Any, bases: Sequence[int], size: int) -> None:
-    """Fill the inputs of `_small_inputs`; `bases` are the committed tokens of each sequence."""
-    inputs["input_ids"][:] = tokens
-    inputs["positions"][:] = positions
-    inputs["seqlens_k"][:] = [base + size - 1 for base in bases]
-    inputs["total_seqlen"][()] = max(bases) + size
-
-
-def _aliases(state: dict[str, Any]) -> dict[str, Any]:
-    """Output names of state inputs: `k_3` comes back as `k_out_3` in the same memory."""
-    return {f"{name.rpartition('_')[0]}_out_{name.rpartition('_')[2]}": array for name, array in state.items()}
-
-
-def _neighbours(order: Sequence[int], batch: Sequence[Chunk]) -> list[list[int]]:
-    """Batch positions, sorted by slot, cut into runs of consecutive slots."""
+def _neighbours(order: Sequence[int], slots: Sequence[int]) -> list[list[int]]:
+    """Batch positions in slot order, cut into runs of consecutive slots."""
     runs: list[list[int]] = []
-    for i in order:
-        if runs and batch[runs[-1][-1]].slot + 1 == batch[i].slot:
-            runs[-1].append(i)
+    for index in order:
+        if runs and slots[runs[-1][-1]] + 1 == slots[index]:
+            runs[-1].append(index)
         else:
-            runs.append([i])
+            runs.append([index])
     return runs
+
+
+def _check_memory(slot_bytes: int, weights: int, slots: int, context: int) -> None:
+    available = psutil.virtual_memory().available
+    if slot_bytes + weights > available:
+        fits = max(0, available - weights) * context // slot_bytes
+        raise ConfigError(
+            f"{slots} slots of {context} tokens need {slot_bytes / 2**30:.1f} GiB beside {weights / 2**30:.1f} GiB of "
+            f"weights, {available / 2**30:.1f} GiB are available: ask for fewer slots or a context of at most {fits}"
+        )

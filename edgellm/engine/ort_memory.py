@@ -1,8 +1,8 @@
 """Host memory of the ONNX Runtime executor: slot pools, published blocks, snapshots, and the copies between them.
 
-Layout: `kv[layer, slot, head, row, dim]` with layers ordered k0, v0, k1, v1, … over the full-attention layers and then
-the MTP layer's k and v. Row r of an attention layer belongs to token r. Row r of the MTP layer belongs to token r + 1
-(it needs the hidden row of token r), so a block of tokens [s, e) carries MTP rows s-1 … e-2, none for token 0.
+Layout: `kv[part, slot, head, row, dim]`; the parts are k and v of each full-attention layer in turn, then k and v of
+the MTP layer. Row r of an attention layer belongs to token r. Row r of the MTP layer belongs to token r + 1 (it needs
+the hidden row of token r), so a block of tokens [s, e) carries the MTP rows s-1 … e-2, and none for token 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of up to block_tokens tokens: f32 [layers, kv_heads, tokens, head_dim]."""
+    """Rows of up to block_tokens tokens: f32 [parts, kv_heads, tokens, head_dim], contiguous."""
 
     rows: F32
 
@@ -32,80 +32,99 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Recurrent state after `length` tokens, and the hidden row of the last of them."""
+    """Recurrent state after `length` tokens, and the hidden row of the last of them when there is an MTP layer."""
 
     length: int
     conv: F32  # [linear layers, K-1, C]
     state: F32  # [linear layers, Hv, dk, dv]
-    hidden: F32  # [H]
+    hidden: F32  # [H], or [0] without MTP
+
+    @property
+    def nbytes(self) -> int:
+        return self.conv.nbytes + self.state.nbytes + self.hidden.nbytes
 
 
 class Pools:
-    """The memory of all slots. Pages are touched only when rows are written."""
+    """The memory of all slots. Fresh pages are taken from the system only when rows are written.
 
-    def __init__(self, spec: ModelSpec, slots: int, rows: int, mtp: bool, copy_threads: int) -> None:
+    Args:
+        rows: KV rows of a slot, scratch rows included.
+        copy_threads: threads that share a copy.
+    """
+
+    def __init__(self, spec: ModelSpec, slots: int, rows: int, *, mtp: bool, copy_threads: int) -> None:
         linear, attention = spec.linear, spec.attention
-        self.attention_layers = 2 * len(spec.full_layers)
-        self.kv_layers = self.attention_layers + (2 if mtp else 0)
-        count = len(spec.linear_layers)
-        self.kv: F32 = np.zeros((self.kv_layers, slots, attention.kv_heads, rows, attention.head_dim), np.float32)
-        self.conv: F32 = np.zeros((count, slots, linear.conv_kernel - 1, linear.conv_channels), np.float32)
-        self.state: F32 = np.zeros((count, slots, linear.value_heads, linear.key_dim, linear.value_dim), np.float32)
-        self._parts = [part for part in np.array_split(np.arange(self.kv_layers), copy_threads) if part.size]
+        layers = len(spec.linear_layers)
+        self.attention_parts = 2 * len(spec.full_layers)
+        self.parts = self.attention_parts + (2 if mtp else 0)
+        self.kv: F32 = np.zeros((self.parts, slots, attention.kv_heads, rows, attention.head_dim), np.float32)
+        self.conv: F32 = np.zeros((layers, slots, linear.conv_kernel - 1, linear.conv_channels), np.float32)
+        self.state: F32 = np.zeros((layers, slots, linear.value_heads, linear.key_dim, linear.value_dim), np.float32)
+        self._shares = [
+            (self.parts * i // copy_threads, self.parts * (i + 1) // copy_threads, i) for i in range(copy_threads)
+        ]
+        self._layer_shares = [layers * i // copy_threads for i in range(copy_threads + 1)]
         self._workers = ThreadPoolExecutor(copy_threads, thread_name_prefix="edgellm-copy")
 
     @property
     def nbytes(self) -> int:
+        """Bytes reserved."""
         return self.kv.nbytes + self.conv.nbytes + self.state.nbytes
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of the rows of one token."""
+        return int(self.parts * self.kv.shape[2] * self.kv.shape[4] * self.kv.itemsize)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the recurrent state of one slot."""
+        return int(self.conv.nbytes + self.state.nbytes) // int(self.conv.shape[1])
 
     def close(self) -> None:
         self._workers.shutdown()
 
     def clear_state(self, slot: int) -> None:
-        """Zero the recurrent state; KV rows are dead by their length alone."""
+        """Zero the recurrent state. KV rows need no clearing: nothing reads rows past a slot's length."""
         self.conv[:, slot] = 0
         self.state[:, slot] = 0
 
     def read_block(self, slot: int, start: int, end: int) -> Block:
         """Copy tokens [start, end) out of a slot."""
-        rows = np.zeros((self.kv_layers, self.kv.shape[2], end - start, self.kv.shape[4]), np.float32)
-        split = self.attention_layers
+        rows = np.empty((self.parts, self.kv.shape[2], end - start, self.kv.shape[4]), np.float32)
+        split = self.attention_parts
         rows[:split] = self.kv[:split, slot, :, start:end]
-        first = max(start, 1)  # token 0 has no MTP row
+        first = max(start, 1)
+        rows[split:, :, : first - start] = 0
         rows[split:, :, first - start :] = self.kv[split:, slot, :, first - 1 : end - 1]
         return Block(rows)
 
-    def write_blocks(self, slot: int, items: Sequence[tuple[int, Block]]) -> None:
-        """Copy blocks into a slot; each item is (first token, block). Layers are copied in parallel."""
-        if items:
-            list(self._workers.map(self._layer_writer(slot, items), self._parts))
+    def read_state(self, slot: int, length: int, hidden: F32) -> Snapshot:
+        """Copy the recurrent state out of a slot."""
+        return Snapshot(length, self.conv[:, slot].copy(), self.state[:, slot].copy(), hidden.copy())
 
-    def _layer_writer(self, slot: int, items: Sequence[tuple[int, Block]]) -> Callable[[NDArray[np.intp]], None]:
-        def write(part: NDArray[np.intp]) -> None:
-            low, split = int(part[0]), self.attention_layers
-            high = int(part[-1]) + 1
-            for start, block in items:
-                end = start + block.tokens
-                middle = min(high, split)
-                if low < middle:
-                    self.kv[low:middle, slot, :, start:end] = block.rows[low:middle]
-                if high > split:
-                    first = max(start, 1)
-                    under = max(low, split)
-                    self.kv[under:high, slot, :, first - 1 : end - 1] = block.rows[under:high, :, first - start :]
+    def write(self, slot: int, blocks: Sequence[tuple[int, Block]], snapshot: Snapshot) -> None:
+        """Copy blocks, each with its first token, and a recurrent state into a slot; the threads share the work."""
+        list(self._workers.map(self._writer(slot, blocks, snapshot), self._shares))
+
+    def _writer(
+        self, slot: int, blocks: Sequence[tuple[int, Block]], snapshot: Snapshot
+    ) -> Callable[[tuple[int, int, int]], None]:
+        def write(share: tuple[int, int, int]) -> None:
+            low, high, index = share
+            middle = min(max(low, self.attention_parts), high)
+            for start, block in blocks:
+                end, first = start + block.tokens, max(start, 1)
+                self.kv[low:middle, slot, :, start:end] = block.rows[low:middle]
+                self.kv[middle:high, slot, :, first - 1 : end - 1] = block.rows[middle:high, :, first - start :]
+            layers = slice(self._layer_shares[index], self._layer_shares[index + 1])
+            self.conv[layers, slot] = snapshot.conv[layers]
+            self.state[layers, slot] = snapshot.state[layers]
 
         return write
 
     def compact(self, slot: int, base: int, path: Sequence[int]) -> None:
-        """Move attention rows base + path[i] to base + i: the accepted nodes become consecutive tokens."""
+        """Move attention rows base + path[i] to base + i: accepted nodes become consecutive tokens."""
         if list(path) != list(range(len(path))):
-            source = base + np.asarray(path)
-            rows = self.kv[: self.attention_layers, slot]
-            rows[:, :, base : base + len(path)] = rows[:, :, source]
-
-    def read_state(self, slot: int, length: int, hidden: F32) -> Snapshot:
-        return Snapshot(length, self.conv[:, slot].copy(), self.state[:, slot].copy(), hidden.copy())
-
-    def write_state(self, slot: int, snapshot: Snapshot) -> None:
-        self.conv[:, slot] = snapshot.conv
-        self.state[:, slot] = snapshot.state
+            rows = self.kv[: self.attention_parts, slot]
+            rows[:, :, base : base + len(path)] = rows[:, :, base + np.asarray(path)]

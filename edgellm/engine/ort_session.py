@@ -1,7 +1,8 @@
-"""One ONNX graph with its buffers bound: big tensors once per binding, small inputs rewritten in place.
+"""One ONNX graph and its bound calls.
 
-ONNX Runtime reads and writes the NumPy arrays directly; a state bound as input and output under `X` and `X_out` is
-updated in place.
+ONNX Runtime reads and writes the NumPy arrays directly: nothing is copied per call. A state bound as the input `x` and
+the output `x_out` is updated in place. What must stay true: every input and output of a graph has a buffer, and the
+arrays of a binding are written only in place while the binding lives.
 """
 
 from __future__ import annotations
@@ -10,14 +11,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-_BINDINGS = 96  # kept per graph; each is a few kilobytes of references
+F32 = NDArray[np.float32]
+_BINDINGS: Final = 64  # kept per graph; each is some kilobytes of references
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,16 @@ class BoundGraph:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # failures come back as exceptions
         self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        self._names = [value.name for value in self._session.get_outputs()]
+        self._inputs = [value.name for value in self._session.get_inputs()]
+        self._outputs = [value.name for value in self._session.get_outputs()]
         self._bindings: OrderedDict[Hashable, Binding] = OrderedDict()
 
     def bind(self, key: Hashable, make: Callable[[], tuple[Mapping[str, Array], Mapping[str, Array]]]) -> Binding:
-        """The binding of `key`; `make` returns (inputs, outputs) as arrays when it has to be built.
+        """The binding of `key`. `make` returns (inputs, outputs) when it has to be built.
 
-        Outputs that are not named stay unbound by the caller's choice and raise: every output needs a buffer.
+        Inputs whose shape differs from call to call are left out and given to `run`.
         """
         found = self._bindings.get(key)
         if found is not None:
@@ -52,9 +55,10 @@ class BoundGraph:
             return found
         inputs, outputs = make()
         io = self._session.io_binding()
-        for name, array in inputs.items():
-            io.bind_ortvalue_input(name, _value(array))
-        for name in self._names:
+        for name in self._inputs:
+            if name in inputs:
+                io.bind_ortvalue_input(name, _value(inputs[name]))
+        for name in self._outputs:
             io.bind_ortvalue_output(name, _value(outputs[name]))
         binding = self._bindings[key] = Binding(io, inputs, outputs)
         if len(self._bindings) > _BINDINGS:
@@ -62,13 +66,36 @@ class BoundGraph:
         return binding
 
     def run(self, binding: Binding, **changing: Array) -> None:
-        """Run; `changing` are inputs whose shape differs from call to call."""
-        values = [_value(np.ascontiguousarray(array)) for array in changing.values()]
-        for name, value in zip(changing, values, strict=True):
+        """Run. `changing` are the inputs that the binding leaves out."""
+        values = {name: _value(array) for name, array in changing.items()}  # alive until the run has ended
+        for name, value in values.items():
             binding.io.bind_ortvalue_input(name, value)
         self._session.run_with_iobinding(binding.io)
 
 
+class BiasBuffer:
+    """Attention bias [1, 1, S, T]: zero but for the last columns, where `mask` says what a row must not see.
+
+    One zeroed buffer serves all calls: only the mask is written, and erased before the next one, so that a call costs
+    S x S elements however long the sequence is. T must be exactly the sequence length for GroupQueryAttention.
+    """
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self._flat: F32 = np.zeros(rows * columns, np.float32)
+        self._written: F32 = self._flat[:0]
+
+    def fill(self, mask: F32, total: int) -> F32:
+        """The bias for `mask` [S, W] over the last W of `total` columns; valid until the next call."""
+        self._written[...] = 0
+        rows, width = mask.shape
+        bias = self._flat[: rows * total].reshape(1, 1, rows, total)
+        self._written = bias[0, 0, :, total - width :]
+        self._written[...] = mask
+        return bias
+
+
 def _value(array: Array) -> Any:
-    """An OrtValue over the array's own memory (0-d arrays and empty ones included)."""
+    """An OrtValue over the array's own memory; it keeps the array alive."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"a bound array of shape {array.shape} is not contiguous")
     return ort.OrtValue.ortvalue_from_numpy(array)

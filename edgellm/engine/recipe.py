@@ -33,7 +33,6 @@ class Recipe:
     target: Target = "ort-cpu"
     precision: Precision = "f32"  # of the large matrices
     block_size: int = 32  # columns that share a scale (int8, int4)
-    accuracy_level: int = 4  # 4: products on int8 activations; 0: float32 activations
     block_tokens: int = 64  # tokens of a cache block
     tree_nodes: int = 16  # most nodes of one verify, root included
     prefill_chunk: int = 1024  # most tokens of one advance
@@ -43,7 +42,6 @@ class Recipe:
     def __post_init__(self) -> None:
         _choice("target", self.target, get_args(Target))
         _choice("precision", self.precision, get_args(Precision))
-        _choice("accuracy_level", self.accuracy_level, (0, 4))
         _choice("block_size", self.block_size, (16, 32, 64, 128, 256))
         _integer("block_tokens", self.block_tokens, 1, 4096)
         _integer("tree_nodes", self.tree_nodes, 1, MAX_TREE_NODES)

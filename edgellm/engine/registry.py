@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import psutil
+
 from edgellm.engine.base import Executor
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.ort import OrtExecutor
@@ -12,19 +14,27 @@ from edgellm.engine.ort import OrtExecutor
 def open_executor(
     bundle: Bundle, *, slots: int, context: int | None = None, threads: int | None = None, speculation: bool = True
 ) -> Executor:
-    """An executor for `bundle` (its target was checked when it was opened).
+    """An executor for `bundle` (`Bundle.open` has checked that this installation has one for its target).
 
     Args:
         slots: sequences that can run at the same time.
-        context: tokens a sequence can hold; default: all positions of the bundle, at most 32768.
-        threads: CPU threads; default: all this process may use.
-        speculation: whether verify() and draft() are needed; without them their graphs are not loaded.
+        context: tokens a sequence can hold; default: the bundle's context.
+        threads: CPU threads; default: one for each physical core that this process may use.
+        speculation: whether verify and draft are needed; without them their graphs are not loaded.
+
+    Raises:
+        ConfigError: a setting is out of range, or the memory that it implies is not there.
     """
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return OrtExecutor(
         bundle,
         slots=slots,
-        context=context or min(bundle.manifest.context, 32_768),
-        threads=threads or usable,
+        context=bundle.manifest.context if context is None else context,
+        threads=usable_cores() if threads is None else threads,
         speculation=speculation,
     )
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use (two hardware threads of a core share its vector units)."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
