@@ -166,12 +166,12 @@ def generate(
             tokens, stable = tuple(llm.tokenizer.encode(text, allow_special=True)), None
         else:
             rendered = llm.renderer.render([{"role": "user", "content": text}], enable_thinking=thinking)
-            tokens, stable = rendered.token_ids, rendered.stable_length
+            tokens, stable = rendered.token_ids, rendered.stable_lengths
         request = Request(
             id="cli",
             prompt=tokens,
             sampling=sampling,
-            stable_length=stable,
+            stable_lengths=stable,
             cache=CacheParams(read=not no_cache, write=not no_cache),
         )
         ids: list[int] = []

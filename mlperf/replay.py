@@ -95,7 +95,7 @@ def replay_bundle(
             id=f"{name}-{turn}",
             prompt=rendered.token_ids,
             sampling=SamplingParams(max_tokens=options.max_tokens, seed=body.get("seed", 0)),
-            stable_length=rendered.stable_length,
+            stable_lengths=rendered.stable_lengths,
         )
         last = None
         for output in llm.engine.submit(request):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 MIN_GAP = 16  # tokens: a snapshot closer than this to a better one is not worth its bytes
 
 
 def plan_snapshots(
-    prompt_length: int, *, restored: int, matched: int, stable_length: int, every: int
+    prompt_length: int, *, restored: int, matched: int, stable_lengths: Sequence[int], every: int
 ) -> tuple[tuple[int, bool], ...]:
     """Offsets in (restored, prompt_length) at which to take a snapshot, ascending, each with "is shared".
 
@@ -17,14 +19,14 @@ def plan_snapshots(
     Args:
         restored: tokens restored from the cache.
         matched: tokens that agree with a cached path, restored or not.
-        stable_length: tokens that the conversation's next prompt will repeat.
+        stable_lengths: numbers of tokens that the conversation's next prompt may repeat.
     """
-    end = min(stable_length, prompt_length - 1)
     chosen: dict[int, bool] = {}
     if matched - restored >= MIN_GAP and matched < prompt_length:
         chosen[matched] = True
-    if end > restored:
-        chosen.setdefault(end, False)
+    for length in stable_lengths:
+        if min(length, prompt_length - 1) > restored:
+            chosen.setdefault(min(length, prompt_length - 1), False)
     if every:
         for offset in range((restored // every + 1) * every, prompt_length, every):
             if all(abs(offset - other) >= every // 2 for other in chosen):
@@ -32,10 +34,10 @@ def plan_snapshots(
     return tuple(sorted(chosen.items()))
 
 
-def keep_after_generation(prompt_length: int, stable_length: int) -> bool:
+def keep_after_generation(prompt_length: int, stable_lengths: Sequence[int]) -> bool:
     """Rule 3: whether the state after decoding can be reused.
 
-    It can when the next prompt repeats this one whole: a template that renders the turn differently in history (an
-    empty think block dropped, say) shows in a stable length short of the prompt.
+    It can when the next prompt may repeat this one whole: a template that renders the turn differently in history (an
+    empty think block dropped, say) shows in stable lengths short of the prompt.
     """
-    return stable_length >= prompt_length
+    return max(stable_lengths) >= prompt_length

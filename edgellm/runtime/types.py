@@ -26,8 +26,9 @@ class CacheParams:
 class Request:
     """One generation.
 
-    `stable_length` is the number of leading prompt tokens that the next turn of the conversation will repeat, found
-    by the chat renderer; None when unknown (raw completions): then the whole prompt counts as stable.
+    `stable_lengths` are the numbers of leading prompt tokens that the next turn of the conversation may repeat, found
+    by the chat renderer; the prompt's own length among them means that the answer is repeated too. None when unknown
+    (raw completions): then the whole prompt and the answer count as stable.
     """
 
     id: str
@@ -35,7 +36,7 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationParams | None = None  # None: the engine's default
     cache: CacheParams = field(default_factory=CacheParams)
-    stable_length: int | None = None
+    stable_lengths: tuple[int, ...] | None = None
     priority: int = 0  # scheduling: higher first
     deadline_s: float | None = None  # seconds from submission; then finish_reason "deadline"
 
