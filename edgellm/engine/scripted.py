@@ -390,7 +390,7 @@ class ScriptedExecutor:
 
     def _append(self, chunk: Chunk) -> Prefix | None:
         found = self._slot(chunk.slot)
-        size, parent, continued = len(chunk.tokens), found.key, found.decoding
+        size, continued = len(chunk.tokens), found.decoding
         end, block = found.length + size, self._info.block_tokens
         found.tokens[found.length : end] = chunk.tokens
         while found.length < end:
@@ -403,7 +403,10 @@ class ScriptedExecutor:
         if not chunk.logits:
             return None
         length = found.length
-        return Prefix(found.key, lambda: tuple(found.tokens[:length].tolist()), parent, continued and size == 1)
+        prefix = Prefix(found.key, lambda: tuple(found.tokens[:length].tolist()), continued and size == 1)
+        if not prefix.decoding:
+            self.script.target(prefix)  # the script learns where a prompt ends, whether or not the row is read
+        return prefix
 
     @staticmethod
     def _add(slot: _Slot, nodes: _Nodes, token: int, parent: int) -> None:
@@ -421,8 +424,7 @@ class ScriptedExecutor:
                 path.append(nodes.parents[path[-1]])
             return (*slot.tokens[:length].tolist(), *[nodes.tokens[node] for node in reversed(path)])
 
-        decoding = slot.decoding if parent < 0 else True
-        return Prefix(nodes.keys[index], tokens, slot.key if parent < 0 else nodes.keys[parent], decoding)
+        return Prefix(nodes.keys[index], tokens, slot.decoding if parent < 0 else True)
 
     def _draft(self, added: DraftNodes) -> DraftResult:
         found = self._slot(added.slot)

@@ -26,11 +26,10 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A token prefix. `decoding` tells that `parent`, one token shorter, has had a row: this is not a new prompt."""
+    """A token prefix. `decoding`: the prefix one token shorter has had a row, so this is not a new prompt."""
 
     key: int
     tokens: Callable[[], tuple[int, ...]]
-    parent: int
     decoding: bool
 
 
