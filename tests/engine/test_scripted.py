@@ -91,6 +91,23 @@ def test_dumps_survive_into_an_executor_of_the_same_fingerprint() -> None:
         second.load_snapshot(blocks[0])
 
 
+def test_a_restored_slot_publishes_the_same_blocks() -> None:
+    executor = make()
+    fill(executor, 0, [*range(10)])
+    blocks = [executor.publish(0, at, min(at + 4, 10)) for at in (0, 4, 8)]
+    snapshot = executor.snapshot(0)
+    executor.restore(1, 10, blocks, snapshot)
+    executor.verify(TokenTree(1, [20, 21, 22], [-1, 0, 1]))
+    executor.commit(1, [0, 1, 2])  # across the end of a block
+    again = [executor.publish(1, at, min(at + 4, 13)) for at in (0, 4, 8, 12)]
+    executor.restore(2, 13, again, executor.snapshot(1))
+    assert executor.tokens(2) == executor.tokens(1) == (*range(10), 20, 21, 22)
+    executor.restore(1, 0, [], None)
+    assert executor.length(1) == 0
+    fill(executor, 1, [*range(10)])
+    assert executor.dump_block(executor.publish(1, 4, 8)) == executor.dump_block(blocks[1])
+
+
 def restore_other_prefix(e: ScriptedExecutor) -> None:
     block = e.publish(0, 4, 6)
     fill(e, 1, [9, 2, 3, 4])  # differs in the first token
@@ -118,6 +135,12 @@ def stale_logits(e: ScriptedExecutor) -> None:
 def stale_tree(e: ScriptedExecutor) -> None:
     e.verify(TokenTree(0, [1], [-1]))
     e.advance([Chunk(0, [1], True)])
+    e.commit(0, [0])
+
+
+def commit_twice(e: ScriptedExecutor) -> None:
+    e.verify(TokenTree(0, [1], [-1]))
+    e.commit(0, [0])
     e.commit(0, [0])
 
 
@@ -180,6 +203,7 @@ BREACHES: dict[str, tuple[Callable[[ScriptedExecutor], Any], str]] = {
     "order of parents": (lambda e: e.verify(TokenTree(0, [1, 2, 3], [-1, 2, 0])), "before its parent"),
     "commit without verify": (lambda e: e.commit(0, [0]), "without a verified tree"),
     "commit of a stale tree": (stale_tree, "without a verified tree"),
+    "commit twice": (commit_twice, "without a verified tree"),
     "empty path": (verified_then_commit([]), "empty path"),
     "path without root": (verified_then_commit([1]), "starts at the root"),
     "path across branches": (verified_then_commit([0, 2, 3]), "not a child of 2"),
