@@ -1,0 +1,51 @@
+"""The hybrid prefix cache: KV blocks, recurrent snapshots, what is kept and for how long.
+
+A prompt that starts like an earlier one is restored up to a recurrent snapshot instead of being prefilled. How a
+sequence uses it (one engine thread, `edgellm.runtime`):
+
+    cache = PrefixCache(executor, block_budget_bytes=…, snapshot_budget_bytes=…, events=EventBus())
+    lease = cache.acquire(prompt, salt=salt, limit=len(prompt) - 1)     # at least one token is always computed
+    executor.restore(slot, lease.length, lease.blocks, lease.snapshot)  # length 0: resets the slot
+    points = plan_snapshots(len(prompt), restored=lease.length, matched=lease.matched, stable_lengths=…)
+    for point in points:                                                # ascending; prefill is split there
+        … advance the slot to point.offset …
+        cache.store(lease, prompt, point.offset, slot=slot, snapshot=point.kind, priority=…, duration_s=…)
+        prefixes.maybe_save(prompt, point.offset, salt=salt, kind=point.kind, priority=…)
+    … advance to the end of the prompt, decode …
+    if keep_after_generation(len(prompt), stable_lengths):
+        committed = prompt + generated[…]                               # exactly the slot's committed tokens
+        cache.store(lease, committed, len(committed), slot=slot, snapshot="output")
+    cache.release(lease)                                                # always, also after abort
+
+A request that may not read the cache acquires with `limit=0`; one that may not write it does not call `store`. A
+sequence that is stopped midway just releases its lease: what was stored is true, whatever happens to the slot later.
+
+Modules: `keys` token strings and path hashes; `tree` nodes, snapshots and the search; `prefix_cache` the cache;
+`eviction` what goes first; `policy` where snapshots are taken; `events` what changed; `budgets` how many bytes;
+`persist` shared prefixes on disk; `check` the invariants.
+"""
+
+from edgellm.cache.budgets import CacheBudgets, plan_budgets
+from edgellm.cache.events import CacheEvent, EventBus
+from edgellm.cache.keys import TokenKey
+from edgellm.cache.persist import LoadReport, PrefixStore
+from edgellm.cache.policy import SnapshotKind, SnapshotPoint, keep_after_generation, plan_snapshots
+from edgellm.cache.prefix_cache import CacheStats, Lease, Match, PrefixCache
+
+__all__ = [
+    "CacheBudgets",
+    "CacheEvent",
+    "CacheStats",
+    "EventBus",
+    "Lease",
+    "LoadReport",
+    "Match",
+    "PrefixCache",
+    "PrefixStore",
+    "SnapshotKind",
+    "SnapshotPoint",
+    "TokenKey",
+    "keep_after_generation",
+    "plan_budgets",
+    "plan_snapshots",
+]

@@ -1,43 +1,73 @@
-"""Where recurrent snapshots are taken while a prompt is prefilled. Prefill is split at these offsets."""
+"""Where recurrent snapshots are taken. Prefill is split at these offsets, so each one costs at most a short chunk.
+
+Owns the four rules of the design and nothing else: pure functions of lengths. What must stay true: every offset lies
+strictly after what was restored and before the end of the prompt, because at least one token is always computed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
-MIN_GAP = 16  # tokens: a snapshot closer than this to a better one is not worth its bytes
+SnapshotKind = Literal["stable", "shared", "interval", "output"]
+
+MIN_GAP = 64  # tokens: nearer to a restorable point than this, a snapshot is not worth its bytes
+EVERY = 8192  # tokens between the snapshots of a long prefill
+
+
+class SnapshotPoint(NamedTuple):
+    """`offset` tokens from the start of the prompt, and the rule that asked for it."""
+
+    offset: int
+    kind: SnapshotKind
 
 
 def plan_snapshots(
-    prompt_length: int, *, restored: int, matched: int, stable_lengths: Sequence[int], every: int
-) -> tuple[tuple[int, bool], ...]:
-    """Offsets in (restored, prompt_length) at which to take a snapshot, ascending, each with "is shared".
+    prompt_len: int,
+    *,
+    restored: int,
+    matched: int,
+    stable_lengths: Sequence[int] | None,
+    every: int = EVERY,
+    min_gap: int = MIN_GAP,
+) -> tuple[SnapshotPoint, ...]:
+    """Points in (restored, prompt_len) at which a prefill takes a snapshot, ascending.
 
-    Rule 1: at the stable end of the prompt. Rule 2: where the prompt leaves a cached path deeper than what could be
-    restored (several prompts share these tokens: such a snapshot is marked shared). Rule 4: every `every` tokens of a
-    long prefill, so that an edit deep in the history costs little (0 turns it off).
+    Rule 1, "stable": the ends of what the conversation's next prompt may repeat. Rule 2, "shared": where the prompt
+    leaves a cached path, if that is at least `min_gap` tokens beyond what could be restored: the third prompt with the
+    same beginning then hits. Rule 4, "interval": multiples of `every` before the stable end, so that an edit deep in
+    the history costs little; those nearer than `min_gap` to another point or to what was restored are left out.
+
+    A stable length of the whole prompt (the answer is repeated too) is served by rule 3. Before the answer exists its
+    point would be `prompt_len - 1`, which the same prompt sent again can use; it is left out when another stable
+    length is nearer to it than `min_gap`.
 
     Args:
-        restored: tokens restored from the cache.
-        matched: tokens that agree with a cached path, restored or not.
-        stable_lengths: numbers of tokens that the conversation's next prompt may repeat.
+        prompt_len: tokens of the prompt.
+        restored: tokens restored from the cache (`Lease.length`).
+        matched: tokens in common with a cached path (`Lease.matched`).
+        stable_lengths: leading prompt tokens that the next prompt may repeat; None: unknown, the whole prompt counts.
+        every: tokens between rule-4 points; 0 turns the rule off.
+        min_gap: tokens, at least 1.
     """
-    chosen: dict[int, bool] = {}
-    if matched - restored >= MIN_GAP and matched < prompt_length:
-        chosen[matched] = True
-    for length in stable_lengths:
-        if min(length, prompt_length - 1) > restored:
-            chosen.setdefault(min(length, prompt_length - 1), False)
-    if every:
-        for offset in range((restored // every + 1) * every, prompt_length, every):
-            if all(abs(offset - other) >= every // 2 for other in chosen):
-                chosen[offset] = False
-    return tuple(sorted(chosen.items()))
+    last = prompt_len - 1
+    lengths = [prompt_len] if stable_lengths is None else sorted(stable_lengths)
+    points: dict[int, SnapshotKind] = {length: "stable" for length in lengths if restored < length <= last}
+    if lengths and lengths[-1] > last > restored and all(last - other >= min_gap for other in (*points, restored)):
+        points[last] = "stable"
+    if restored + min_gap <= matched < prompt_len:
+        points[matched] = "shared"
+    if every > 0:
+        for offset in range((restored // every + 1) * every, max(points, default=0), every):
+            if all(abs(offset - other) >= min_gap for other in (restored, *points)):
+                points[offset] = "interval"
+    return tuple(SnapshotPoint(offset, points[offset]) for offset in sorted(points))
 
 
-def keep_after_generation(prompt_length: int, stable_lengths: Sequence[int]) -> bool:
+def keep_after_generation(prompt_len: int, stable_lengths: Sequence[int] | None) -> bool:
     """Rule 3: whether the state after decoding can be reused.
 
-    It can when the next prompt may repeat this one whole: a template that renders the turn differently in history (an
-    empty think block dropped, say) shows in stable lengths short of the prompt.
+    Only if the next prompt may repeat this one whole, answer included. A template that renders a past turn
+    differently (an empty thinking block dropped, say) shows in stable lengths short of the prompt.
     """
-    return max(stable_lengths) >= prompt_length
+    return stable_lengths is None or max(stable_lengths, default=0) >= prompt_len
