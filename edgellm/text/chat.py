@@ -108,7 +108,7 @@ class ChatRenderer:
         if longer.startswith(text):
             return len(ids)
         # Everything before the last control token inside the common text has the same tokens: compare only from there.
-        shared = len(commonprefix([text, longer]))
+        shared = len(commonprefix([text, longer]))  # noqa: RUF071 - plain strings, not paths
         cut = max((match.start() for match in self._tokenizer.literal.finditer(text, 0, shared)), default=0)
         head = len(self._encode(text[:cut])) if cut else 0
         tail = self._encode(longer[cut:])
