@@ -1,0 +1,166 @@
+"""What a chat completion sends back, streamed or whole.
+
+Both forms come from the same deltas: the whole message is the merge of what would have been streamed. Reasoning is
+`reasoning_content` and never a second alias. Each tool call has its own index; its id and name are sent once and whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from edgellm.runtime.types import Output
+from edgellm.server.logprobs import chat_entries
+from edgellm.server.usage import usage_object
+from edgellm.text.deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from edgellm.text.parser import OutputParser
+from edgellm.text.tokenizer import Tokenizer
+
+Delta = dict[str, Any]
+
+
+class ChatAnswer:
+    """Implements `sse.Answer`. `one_call` ends the answer after the first complete tool call."""
+
+    def __init__(
+        self,
+        request_id: str,
+        model: str,
+        tokenizer: Tokenizer,
+        parser: OutputParser,
+        *,
+        thinking_open: bool,
+        one_call: bool,
+        logprobs: bool,
+        include_usage: bool,
+    ) -> None:
+        self._head = {"id": request_id, "created": int(time.time()), "model": model}
+        self._tokenizer = tokenizer
+        self._parser = parser
+        self._one_call = one_call
+        self._include_usage = include_usage
+        self._entries: list[dict[str, Any]] | None = [] if logprobs else None
+        self._reasoning = _ReasoningCount(tokenizer, open_=thinking_open)
+        self._content: list[str] = []
+        self._thoughts: list[str] = []
+        self._calls: list[dict[str, Any]] = []
+        self._ended_calls = 0
+        self._sent_entries = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._one_call and self._ended_calls > 0
+
+    @property
+    def empty(self) -> bool:
+        return not self._content and not self._calls
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        yield self._chunk({"role": "assistant", "content": ""}, None, None)
+
+    def feed(self, output: Output) -> Iterator[dict[str, Any]]:
+        deltas = self._deltas(output)
+        entries = self._new_entries() if deltas or output.finish_reason else None
+        for delta in deltas:
+            yield self._chunk(delta, None, entries)
+            entries = None
+        if output.finish_reason is not None:
+            yield self._chunk({}, self._finish_reason(output), entries)
+            if self._include_usage:
+                usage = usage_object(output.usage, self._reasoning.tokens)
+                yield {**self._envelope("chat.completion.chunk"), "choices": [], "usage": usage}
+
+    def body(self, final: Output) -> dict[str, Any]:
+        content = "".join(self._content)
+        message: dict[str, Any] = {"role": "assistant", "content": None if self._calls and not content else content}
+        if self._thoughts:
+            message["reasoning_content"] = "".join(self._thoughts)
+        if self._calls:
+            message["tool_calls"] = self._calls
+        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": self._finish_reason(final)}
+        if self._entries is not None:
+            choice["logprobs"] = {"content": self._entries}
+        usage = usage_object(final.usage, self._reasoning.tokens)
+        return {**self._envelope("chat.completion"), "choices": [choice], "usage": usage}
+
+    def _deltas(self, output: Output) -> list[Delta]:
+        """Parse one output and keep what it gave. Nothing counts after the answer is complete."""
+        if self.complete:
+            return []
+        self._reasoning.count(output.token_ids)
+        if self._entries is not None:
+            self._entries += chat_entries(self._tokenizer, output.logprobs)
+        parsed = self._parser.feed(output.text) if output.text else []
+        if output.finish_reason is not None:
+            parsed = parsed + self._parser.finish(output.finish_reason)
+        deltas = []
+        for item in parsed:
+            if (delta := self._take(item)) is not None:
+                deltas.append(delta)
+            if self.complete:
+                break
+        return deltas
+
+    def _take(self, item: ParsedDelta) -> Delta | None:
+        match item:
+            case ContentDelta(text):
+                self._content.append(text)
+                return {"content": text}
+            case ReasoningDelta(text):
+                self._thoughts.append(text)
+                return {"reasoning_content": text}
+            case ToolCallStart(index, call_id, name):
+                call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+                self._calls.append(call)
+                return {"tool_calls": [{"index": index, **call, "function": dict(call["function"])}]}  # type: ignore[call-overload]
+            case ToolCallArguments(index, fragment):
+                self._calls[index]["function"]["arguments"] += fragment
+                return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
+            case ToolCallEnd():
+                self._ended_calls += 1
+                return None
+
+    def _finish_reason(self, output: Output) -> str:
+        """ "tool_calls" when the model ended its turn with calls, else the engine's reason ("stop" or "length")."""
+        if (self._calls and output.finish_reason != "length") or self.complete:
+            return "tool_calls"
+        return "length" if output.finish_reason == "length" else "stop"
+
+    def _new_entries(self) -> list[dict[str, Any]] | None:
+        if self._entries is None:
+            return None
+        fresh = self._entries[self._sent_entries :]
+        self._sent_entries = len(self._entries)
+        return fresh
+
+    def _chunk(self, delta: Delta, finish_reason: str | None, entries: list[dict[str, Any]] | None) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+        if entries:
+            choice["logprobs"] = {"content": entries}
+        return {**self._envelope("chat.completion.chunk"), "choices": [choice]}
+
+    def _envelope(self, kind: str) -> dict[str, Any]:
+        return {"id": self._head["id"], "object": kind, "created": self._head["created"], "model": self._head["model"]}
+
+
+class _ReasoningCount:
+    """Counts generated tokens up to and including the end-of-thinking token; None when that is no single token."""
+
+    def __init__(self, tokenizer: Tokenizer, *, open_: bool) -> None:
+        self._end = tokenizer.added.get("</think>")
+        self._open = open_
+        self._count = 0
+
+    @property
+    def tokens(self) -> int | None:
+        return None if self._end is None else self._count
+
+    def count(self, token_ids: tuple[int, ...]) -> None:
+        if not self._open or self._end is None:
+            return
+        if self._end in token_ids:
+            self._count += token_ids.index(self._end) + 1
+            self._open = False
+        else:
+            self._count += len(token_ids)

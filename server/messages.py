@@ -1,0 +1,159 @@
+"""Chat messages and tools: shapes are checked here, the chat template gives them meaning.
+
+Accepted beyond the letter of the OpenAI API, because agents send it: assistant messages without `content`, with
+`reasoning_content` (or its alias `reasoning`); `content` as a list of text parts; tool messages whose id matches no
+call; empty assistant turns; tool schemas whose `required` is null. Message keys that the template does not read
+(`id`, `audio`, `cache_control`, …) are dropped. Refused by name: images, audio and files (the model reads text), tools
+other than functions, the retired `function` role.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+MAX_TOOLS = 1024
+_TOOL_NAME = re.compile(r"[^\s<>]{1,256}")  # what `<function=NAME>` can carry
+
+
+def read_messages(fields: Fields) -> list[dict[str, Any]]:
+    """The messages with checked types, ready for the chat renderer.
+
+    Raises:
+        RequestError: naming the field, e.g. ``messages[3].tool_calls[0].function.name``.
+    """
+    messages = fields.array("messages")
+    if messages is None:
+        raise bad_value(fields.at("messages"), "is required")
+    if not messages:
+        raise bad_value(fields.at("messages"), "must have at least one message")
+    return [_message(entry, f"{fields.at('messages')}[{index}]") for index, entry in enumerate(messages)]
+
+
+def _message(entry: Any, path: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise wrong_type(path, "an object", entry)
+    fields = Fields(entry, path)
+    role = fields.string("role")
+    if role is None:
+        raise bad_value(fields.at("role"), "is required")
+    if role not in ROLES:
+        raise bad_value(fields.at("role"), f"must be one of {', '.join(ROLES)}, got {role[:40]!r}")
+    message: dict[str, Any] = {"role": role}
+    content = _content(fields)
+    if content is None and role not in ("assistant", "tool"):
+        raise bad_value(fields.at("content"), "is required")
+    message["content"] = content or ""
+    if (name := fields.string("name")) is not None:
+        message["name"] = name
+    if role == "tool" and (call_id := fields.string("tool_call_id")) is not None:
+        message["tool_call_id"] = call_id
+    if role == "assistant":
+        _assistant(fields, message)
+    return message
+
+
+def _assistant(fields: Fields, message: dict[str, Any]) -> None:
+    reasoning = fields.string("reasoning_content")
+    alias = fields.string("reasoning")
+    if (reasoning := reasoning or alias) is not None:
+        message["reasoning_content"] = reasoning
+    fields.refuse({"function_call": "retired; use tool_calls"})
+    calls = fields.array("tool_calls")
+    if calls:
+        message["tool_calls"] = [
+            _tool_call(call, f"{fields.at('tool_calls')}[{index}]") for index, call in enumerate(calls)
+        ]
+
+
+def _tool_call(entry: Any, path: str) -> dict[str, Any]:
+    if not isinstance(entry, dict):
+        raise wrong_type(path, "an object", entry)
+    fields = Fields(entry, path)
+    kind = fields.string("type")
+    if kind not in (None, "function"):
+        raise unsupported(fields.at("type"), f"only 'function' calls are supported, got {kind!r}")
+    function = fields.fields("function")
+    if function is None:
+        raise bad_value(fields.at("function"), "is required")
+    name = function.string("name")
+    if not name:
+        raise bad_value(function.at("name"), "is required")
+    arguments = function.data.get("arguments")
+    if not isinstance(arguments, (str, dict, type(None))):
+        raise wrong_type(function.at("arguments"), "a string holding a JSON object", arguments)
+    call: dict[str, Any] = {"type": "function", "function": {"name": name, "arguments": arguments or "{}"}}
+    if (call_id := fields.string("id")) is not None:
+        call["id"] = call_id
+    return call
+
+
+def _content(fields: Fields) -> str | None:
+    """Text of `content`; parts are joined as they are, the way the checkpoint's template joins text parts."""
+    value = fields.data.get("content")
+    if value is None or isinstance(value, str):
+        return value
+    path = fields.at("content")
+    if not isinstance(value, list):
+        raise wrong_type(path, "a string or an array of text parts", value)
+    texts: list[str] = []
+    for index, entry in enumerate(value):
+        where = f"{path}[{index}]"
+        if not isinstance(entry, dict):
+            raise wrong_type(where, "an object", entry)
+        part = Fields(entry, where)
+        kind = part.string("type")
+        key = "refusal" if kind == "refusal" else "text"
+        if kind not in ("text", "refusal"):
+            raise unsupported(part.at("type"), f"only text parts are supported, got {kind!r}")
+        text = part.string(key)
+        if text is None:
+            raise bad_value(part.at(key), "is required")
+        texts.append(text)
+    return "".join(texts)
+
+
+def read_tools(fields: Fields) -> list[dict[str, Any]]:
+    """Tool declarations as the client sent them (the template prints them), checked for what the parser needs."""
+    tools = fields.array("tools") or []
+    if len(tools) > MAX_TOOLS:
+        raise bad_value(fields.at("tools"), f"must have at most {MAX_TOOLS} entries, got {len(tools)}")
+    for index, entry in enumerate(tools):
+        path = f"{fields.at('tools')}[{index}]"
+        if not isinstance(entry, dict):
+            raise wrong_type(path, "an object", entry)
+        tool = Fields(entry, path)
+        kind = tool.string("type")
+        if kind != "function":
+            raise unsupported(tool.at("type"), f"only 'function' tools are supported, got {kind!r}")
+        function = tool.fields("function")
+        if function is None:
+            raise bad_value(tool.at("function"), "is required")
+        name = function.string("name")
+        if name is None or not _TOOL_NAME.fullmatch(name):
+            raise bad_value(function.at("name"), "must be 1 to 256 characters without spaces or angle brackets")
+        function.string("description")
+        function.object("parameters")
+    return tools
+
+
+def tools_in_use(fields: Fields, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The tools that the model may call under `tool_choice`.
+
+    ``"none"`` leaves them out of the prompt: a model that does not see tools calls none. Forcing a call needs a
+    grammar and is refused.
+    """
+    path = fields.at("tool_choice")
+    choice = fields.data.get("tool_choice")
+    if choice is None or choice == "auto":
+        return tools
+    if choice == "none":
+        return []
+    if choice == "required" or isinstance(choice, dict):
+        raise unsupported(path, "forcing a tool call is not supported yet; use 'auto' or 'none'")
+    if isinstance(choice, str):
+        raise bad_value(path, f"must be 'auto', 'none', 'required' or an object, got {choice[:40]!r}")
+    raise wrong_type(path, "a string or an object", choice)

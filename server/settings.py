@@ -1,0 +1,64 @@
+"""What an operator may set about the HTTP server. Frozen; checked on construction with the setting named."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from edgellm.decode.params import SamplingParams
+from edgellm.errors import ConfigError
+
+
+def _default_sampling() -> SamplingParams:
+    """What the OpenAI API does when a request names nothing: temperature 1, no truncation."""
+    return SamplingParams(temperature=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Settings of one server. Sizes in bytes, times in seconds.
+
+    `sampling` holds the defaults of requests that leave a sampling field out; its `max_tokens` (None: the rest of the
+    context) is the default for chat. `prefix_cache=False` serves every request without reading or writing the cache.
+    """
+
+    model: str  # the name in /v1/models; requests for any other name get 404
+    aliases: tuple[str, ...] = ()  # further names that requests may use
+    host: str = "127.0.0.1"
+    port: int = 8080  # 0: any free port
+    api_key: str | None = None  # None: no key is asked for
+    enable_thinking: bool = False  # unless chat_template_kwargs says otherwise
+    sampling: SamplingParams = field(default_factory=_default_sampling)
+    prefix_cache: bool = True
+    max_body_bytes: int = 8 << 20
+    max_in_flight: int = 256  # requests inside the server, queued ones included; above it 503
+    retry_after_s: int = 1  # told to refused clients
+    body_timeout_s: float = 30.0  # to receive a whole request body
+    deadline_s: float | None = None  # from submission to the last token; None: unlimited
+    headers_after_s: float = 3.0  # a stream waits this long for its first token before it sends its 200
+    ping_interval_s: float = 5.0  # then a comment line whenever a stream was silent this long
+    keep_alive_s: int = 75  # idle connections stay open
+    shutdown_grace_s: int = 10  # for running requests when the server is told to stop
+
+    def __post_init__(self) -> None:
+        if not self.model or any(not alias for alias in self.aliases):
+            raise ConfigError("model: a model name must not be empty")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port: must be 0 to 65535, got {self.port}")
+        if self.api_key is not None and not self.api_key.strip():
+            raise ConfigError("api_key: must not be empty; leave it out to serve without a key")
+        for name in ("max_body_bytes", "max_in_flight", "retry_after_s", "keep_alive_s"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for name in ("body_timeout_s", "headers_after_s", "ping_interval_s"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name}: must be a positive number of seconds, got {getattr(self, name)}")
+        if self.deadline_s is not None and self.deadline_s <= 0:
+            raise ConfigError(f"deadline_s: must be positive, got {self.deadline_s}")
+        if self.shutdown_grace_s < 0:
+            raise ConfigError(f"shutdown_grace_s: must not be negative, got {self.shutdown_grace_s}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every name that a request may use."""
+        return (self.model, *self.aliases)

@@ -1,0 +1,205 @@
+"""Carrying one generation over HTTP: as server-sent events or as one JSON body.
+
+What must stay true:
+* Nothing is buffered: each delta is one event and one write. Events end with ``\\n\\n`` and hold one line of JSON.
+* A failure before the first token is a status other than 200, unless the client already waited `headers_after_s`: then
+  the stream has been opened (role delta, ``: ping`` comments) so that no proxy gives up during a long prefill.
+* A failure after the stream began breaks the connection (no final event, no final chunk) and is logged. It never looks
+  like a complete answer.
+* When the client leaves, the generation is cancelled at once, whether it is queued, prefilling or decoding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from edgellm.runtime.types import Output
+from edgellm.server.errors import ApiError, as_api_error
+from edgellm.server.metrics import Metrics
+from edgellm.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from edgellm.runtime.engine import Generation
+
+log = logging.getLogger("edgellm.server")
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class Answer(Protocol):
+    """Turns the outputs of a generation into what one API surface sends."""
+
+    @property
+    def complete(self) -> bool:
+        """The answer is finished although the model would go on: the generation is to be stopped."""
+        ...
+
+    @property
+    def empty(self) -> bool:
+        """Neither text nor a tool call."""
+        ...
+
+    def opening(self) -> Iterable[dict[str, Any]]:
+        """Chunks that open a stream."""
+        ...
+
+    def feed(self, output: Output) -> Iterable[dict[str, Any]]:
+        """Chunks of one output; with the last output the closing ones too."""
+        ...
+
+    def body(self, final: Output) -> dict[str, Any]:
+        """The answer as one body, after everything was fed."""
+        ...
+
+
+def event(chunk: dict[str, Any]) -> bytes:
+    """One SSE event. ASCII: some clients split lines at U+2028 and the like."""
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode("ascii") + b"\n\n"
+
+
+class GenerationResponse(Response):
+    """Sends the answer of `generation`. Owns it: whatever happens, it is finished or cancelled when this returns."""
+
+    def __init__(
+        self, generation: Generation, answer: Answer, settings: ServerSettings, metrics: Metrics, *, stream: bool
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self._generation = generation
+        self._answer = answer
+        self._settings = settings
+        self._metrics = metrics
+        self._stream = stream
+        self._final: Output | None = None
+        self._disconnected = False
+        self._started = False
+        self._last_write = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        watcher = asyncio.create_task(self._watch(receive))
+        pinger = asyncio.create_task(self._keep_alive(send)) if self._stream else None
+        error: ApiError | None = None
+        try:
+            await (self._send_stream(send) if self._stream else self._collect())
+        except Exception as caught:
+            error = as_api_error(caught, retry_after_s=self._settings.retry_after_s)
+        finally:
+            watcher.cancel()
+            if pinger is not None:
+                pinger.cancel()
+            self._generation.cancel()
+            self._record(scope, error)
+        if self._disconnected:
+            return
+        if error is not None:
+            if self._started:  # returning now makes the server close the connection in the middle of the stream
+                log.error("request %s: stream broken: %s", self._generation.id, error.message)
+            else:
+                await error.response()(scope, receive, send)
+        elif not self._stream:
+            assert self._final is not None
+            await JSONResponse(self._answer.body(self._final))(scope, receive, send)
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._disconnected = True
+        self._generation.cancel()
+
+    async def _keep_alive(self, send: Send) -> None:
+        """Open the stream when the first token takes long; then never let it be silent for long."""
+        await asyncio.sleep(self._settings.headers_after_s)
+        interval = self._settings.ping_interval_s
+        while True:
+            silent = time.monotonic() - self._last_write
+            if silent >= interval:
+                await self._open(send)
+                await self._write(send, PING)
+                silent = 0.0
+            await asyncio.sleep(interval - silent)
+
+    async def _send_stream(self, send: Send) -> None:
+        async for output in self._generation:
+            self._check(output)
+            chunks = self._answer.feed(output)
+            await self._open(send)
+            for chunk in chunks:
+                await self._write(send, event(chunk))
+            self._after(output)
+        self._check_end()
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def _collect(self) -> None:
+        async for output in self._generation:
+            self._check(output)
+            for _ in self._answer.feed(output):
+                pass
+            self._after(output)
+        self._check_end()
+
+    def _after(self, output: Output) -> None:
+        if output.finish_reason is not None:
+            self._final = output
+        elif self._answer.complete:
+            self._generation.cancel()
+
+    def _check(self, output: Output) -> None:
+        """Raise the error that a failed generation ends with."""
+        if output.finish_reason in (None, "stop", "length"):
+            return
+        self._final = output
+        if output.finish_reason == "abort" and self._answer.complete:
+            return
+        if output.finish_reason == "deadline":
+            message = f"not finished within {self._settings.deadline_s} s"
+            raise ApiError(504, message, kind="server_error", code="deadline_exceeded")
+        if output.finish_reason == "abort":
+            raise ApiError(503, "the request was cancelled by the server", kind="server_error", code="cancelled")
+        log.error("request %s failed: %s", self._generation.id, output.error)
+        raise ApiError(500, output.error or "generation failed", kind="server_error", code="generation_failed")
+
+    def _check_end(self) -> None:
+        if self._final is None:
+            raise ApiError(500, "generation ended without a result", kind="server_error", code="generation_failed")
+
+    async def _open(self, send: Send) -> None:
+        if self._started:
+            return
+        self._started = True
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        for chunk in self._answer.opening():
+            await self._write(send, event(chunk))
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        self._last_write = time.monotonic()
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _record(self, scope: Scope, error: ApiError | None) -> None:
+        if self._disconnected or (error is None and self._final is None):  # the latter: the server is shutting down
+            outcome = "cancelled"
+        else:
+            outcome = "ok" if error is None else "error"
+        self._metrics.finished(outcome, self._final, empty=outcome == "ok" and self._answer.empty)
+        entry: dict[str, Any] = scope["state"].setdefault("log", {})
+        entry["id"] = self._generation.id
+        entry["outcome"] = outcome
+        if (final := self._final) is not None and final.usage is not None:
+            entry["prompt"] = final.usage.prompt_tokens
+            entry["cached"] = final.usage.cached_tokens
+            entry["completion"] = final.usage.completion_tokens
+            if final.timing is not None:
+                entry["ttft_ms"] = round(final.timing.first_token_s * 1e3, 1)
