@@ -111,9 +111,8 @@ class ChatAnswer:
                 self._thoughts.append(text)
                 return {"reasoning_content": text}
             case ToolCallStart(index, call_id, name):
-                call = {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
-                self._calls.append(call)
-                return {"tool_calls": [{"index": index, **call, "function": dict(call["function"])}]}  # type: ignore[call-overload]
+                self._calls.append(_call(call_id, name))
+                return {"tool_calls": [{"index": index, **_call(call_id, name)}]}
             case ToolCallArguments(index, fragment):
                 self._calls[index]["function"]["arguments"] += fragment
                 return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
@@ -142,6 +141,10 @@ class ChatAnswer:
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         return {"id": self._head["id"], "object": kind, "created": self._head["created"], "model": self._head["model"]}
+
+
+def _call(call_id: str, name: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
 
 
 class _ReasoningCount:

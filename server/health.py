@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from edgellm.errors import EngineDeadError
 from edgellm.server.metrics import CONTENT_TYPE, Metrics
 
 if TYPE_CHECKING:
@@ -20,11 +19,10 @@ def health_router(llm: LLM, metrics: Metrics) -> APIRouter:
 
     @router.get("/health")
     async def health() -> JSONResponse:
-        try:
-            stats = llm.engine.stats()
-        except EngineDeadError as error:
-            return JSONResponse({"status": "dead", "reason": str(error)}, status_code=503)
-        return JSONResponse({"status": "ok", "running": stats.running, "waiting": stats.waiting})
+        stats = llm.engine.stats()
+        if not stats.healthy:
+            return JSONResponse({"status": "dead", "reason": stats.error}, status_code=503)
+        return JSONResponse({"status": "ok", "running": stats.running, "queued": stats.queued})
 
     @router.get("/metrics")
     async def scrape() -> Response:

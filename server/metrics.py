@@ -13,7 +13,6 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from edgellm.errors import EngineDeadError
 from edgellm.runtime.types import Output
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _LENGTH_BUCKETS = (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 8, 12, 16)
 
 
 class Metrics:
-    """What one server counts. `state` gives the engine's statistics (a dataclass) and may raise EngineDeadError."""
+    """What one server counts. `state` gives the engine's statistics (a dataclass)."""
 
     def __init__(self, state: Callable[[], DataclassInstance]) -> None:
         self.registry = CollectorRegistry()
@@ -89,12 +88,7 @@ class _EngineState(Collector):
         self._state = state
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        try:
-            values = dict(_numbers(asdict(self._state()), ""))
-        except EngineDeadError:
-            values = {}
-        yield GaugeMetricFamily("edgellm_engine_up", "1 while the engine serves requests", 1.0 if values else 0.0)
-        for name, value in values.items():
+        for name, value in _numbers(asdict(self._state()), ""):
             yield GaugeMetricFamily(f"edgellm_engine_{name}", f"Engine state: {name.replace('_', ' ')}", value)
 
 

@@ -50,8 +50,10 @@ class Script:
 
 @dataclass(frozen=True)
 class Stats:
+    healthy: bool
+    error: str | None
     running: int
-    waiting: int
+    queued: int
 
 
 class FakeGeneration:
@@ -170,9 +172,7 @@ class FakeEngine:
             self._running.discard(generation)
 
     def stats(self) -> Stats:
-        if self.dead:
-            raise EngineDeadError(self.dead)
-        return Stats(len(self._running), len(self._waiting))
+        return Stats(self.dead is None, self.dead, len(self._running), len(self._waiting))
 
 
 @dataclass(frozen=True)
@@ -203,12 +203,21 @@ class Running:
             body["messages"] = [{"role": "user", "content": "hi"}]
         return self.http.post(path, json=body)
 
+    def kill(self, reason: str) -> None:
+        """Let the engine die of `reason`."""
+        self.llm.engine.dead = reason
+
+    def held(self) -> tuple[int, ...]:
+        """What the engine holds: must not grow."""
+        stats = self.llm.engine.stats()
+        return (stats.running, stats.queued)
+
     def settled(self, timeout_s: float = 5.0) -> bool:
         """Whether the engine is idle, waiting for it a little."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
             stats = self.llm.engine.stats()
-            if stats.running == 0 and stats.waiting == 0:
+            if stats.running == 0 and stats.queued == 0:
                 return True
             time.sleep(0.01)
         return False
@@ -222,9 +231,11 @@ def start(tokenizer: tuple[Tokenizer, ChatRenderer]) -> Iterator[Start]:
     """Start servers: `start(Script(...), slots=…, max_waiting=…, **settings)`."""
     running: list[tuple[Running, threading.Thread]] = []
 
-    def begin(script: Script | None = None, *, slots: int = 2, max_waiting: int = 64, **settings: Any) -> Running:
+    def begin(
+        script: Script | None = None, *, slots: int = 2, max_waiting: int = 64, context: int = CONTEXT, **settings: Any
+    ) -> Running:
         script = script or Script()
-        llm = FakeLLM(FakeEngine(script, tokenizer[0], slots, max_waiting), *tokenizer)
+        llm = FakeLLM(FakeEngine(script, tokenizer[0], slots, max_waiting), *tokenizer, FakeInfo(context))
         chosen = replace(ServerSettings(model="tiny", port=0, shutdown_grace_s=1), **settings)
         sock = listen(chosen)
         server = make_server(create_app(llm, chosen), chosen)  # type: ignore[arg-type]
@@ -233,7 +244,7 @@ def start(tokenizer: tuple[Tokenizer, ChatRenderer]) -> Iterator[Start]:
         while not server.started:
             time.sleep(0.005)
         port = sock.getsockname()[1]
-        headers = {"Authorization": f"Bearer {chosen.api_key}"} if chosen.api_key else {}
+        headers = {"Authorization": f"Bearer {chosen.api_key}".encode()} if chosen.api_key else {}
         http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, headers=headers)
         running.append((Running(llm, script, server, port, http), thread))
         return running[-1][0]
@@ -248,3 +259,8 @@ def start(tokenizer: tuple[Tokenizer, ChatRenderer]) -> Iterator[Start]:
 @pytest.fixture
 def running(start: Start) -> Running:
     return start()
+
+
+@pytest.fixture
+def script() -> type[Script]:
+    return Script

@@ -1,0 +1,239 @@
+"""Chat completions over HTTP: streamed equals whole, and every chunk fits the strictest clients."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edgellm.mlperf.wire import merge_tool_calls, read_frames
+
+BASH = {
+    "type": "function",
+    "function": {
+        "name": "bash",
+        "parameters": {"type": "object", "properties": {"command": {"type": "string"}, "times": {"type": "integer"}}},
+    },
+}
+
+
+def call(command: str, name: str = "bash") -> str:
+    return f"<tool_call>\n<function={name}>\n<parameter=command>\n{command}\n</parameter>\n</function>\n</tool_call>"
+
+
+def events(response: httpx.Response) -> list[dict[str, Any]]:
+    """Chunks of a complete stream; checks the framing on the way."""
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert "\r" not in response.text
+    assert response.text.isascii()
+    parts = response.text.split("\n\n")
+    assert parts[-2:] == ["data: [DONE]", ""]
+    chunks = []
+    for part in parts[:-2]:
+        assert part.startswith("data: {")
+        assert "\n" not in part
+        chunks.append(json.loads(part[len("data: ") :]))
+    return chunks
+
+
+def merged(chunks: list[dict[str, Any]]) -> dict[str, Any]:
+    """The message a client builds from a stream."""
+    content, reasoning, calls, finish = "", "", [], None
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        delta = choice["delta"]
+        assert finish is None, "a delta after finish_reason"
+        content += delta.get("content") or ""
+        reasoning += delta.get("reasoning_content") or ""
+        calls += delta.get("tool_calls") or []
+        finish = choice["finish_reason"]
+    return {
+        "content": content,
+        "reasoning": reasoning,
+        "tool_calls": list(merge_tool_calls(calls)),
+        "finish_reason": finish,
+    }
+
+
+def whole(body: dict[str, Any]) -> dict[str, Any]:
+    (choice,) = body["choices"]
+    message = choice["message"]
+    return {
+        "content": message["content"] or "",
+        "reasoning": message.get("reasoning_content", ""),
+        "tool_calls": [{k: c[k] for k in ("type", "function", "id")} for c in message.get("tool_calls", [])],
+        "finish_reason": choice["finish_reason"],
+    }
+
+
+def without_ids(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, "tool_calls": [call["function"] for call in message["tool_calls"]]}
+
+
+def test_stream_form(running: Any) -> None:
+    first, *middle, last = events(running.post(stream=True))
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert all(set(chunk["choices"][0]["delta"]) == {"content"} for chunk in middle)
+    assert last["choices"][0] == {"index": 0, "delta": {}, "finish_reason": "stop"}
+    assert len({chunk["id"] for chunk in (first, *middle, last)}) == 1
+    assert {chunk["object"] for chunk in (first, *middle, last)} == {"chat.completion.chunk"}
+
+
+def test_usage_chunk_only_when_asked(running: Any) -> None:
+    for options in (None, {}, {"include_usage": False}):
+        assert all(chunk["choices"] for chunk in events(running.post(stream=True, stream_options=options)))
+    *rest, last = events(running.post(stream=True, stream_options={"include_usage": True}))
+    assert all(chunk["choices"] and "usage" not in chunk for chunk in rest)
+    assert last["choices"] == []
+    body = running.post(stream_options={"include_usage": True}).json()
+    assert last["usage"] == {**body["usage"], "prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
+    usage = last["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] >= 0
+
+
+PIECES = [
+    "Hi ",
+    "é😀\u2028",
+    "<tool_call>",
+    "</think>",
+    "\n\n",
+    "{}",
+    call("ls"),
+    call("pwd", "other"),
+    "<function=bash>",
+]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_streamed_equals_whole(running: Any, data: st.DataObject) -> None:
+    running.script.reply = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=6)))
+    running.script.group = data.draw(st.integers(1, 7))
+    body = {
+        "tools": data.draw(st.sampled_from([None, [BASH]])),
+        "enable_thinking": data.draw(st.booleans()),
+        "max_tokens": data.draw(st.sampled_from([None, 3, 20])),
+        "stop": data.draw(st.sampled_from([None, "pwd", ["}", "Hi"]])),
+        "parallel_tool_calls": data.draw(st.booleans()),
+        "seed": 1,
+    }
+    chunks = events(running.post(stream=True, **body))
+    running.script.group = data.draw(st.integers(1, 7))
+    response = running.post(**body).json()
+    assert without_ids(merged(chunks)) == without_ids(whole(response))
+
+
+def test_every_frame_is_taken_by_the_harness(running: Any) -> None:
+    running.script.reply = f"Let me look.\n{call('ls')}\n{call('echo é😀')}"
+    raw = running.post(stream=True, tools=[BASH], stream_options={"include_usage": True}).content
+    frames, warning = read_frames(raw)
+    assert warning is None
+    assert len(frames) == raw.count(b"data: {")
+
+
+def test_parallel_calls_have_their_own_index(running: Any) -> None:
+    running.script.reply = "\n".join(call(f"echo {i}") for i in range(3))
+    chunks = events(running.post(stream=True, tools=[BASH]))
+    deltas = [d for chunk in chunks for d in chunk["choices"][0]["delta"].get("tool_calls", [])]
+    opening = [delta for delta in deltas if "id" in delta]
+    assert [delta["index"] for delta in opening] == [0, 1, 2]
+    assert len({delta["id"] for delta in opening}) == 3
+    for delta in opening:
+        assert delta["function"] == {"name": "bash", "arguments": ""}
+        assert delta["type"] == "function"
+    assert all(set(delta) == {"index", "function"} for delta in deltas if "id" not in delta)
+    answer = merged(chunks)
+    assert [json.loads(c["function"]["arguments"]) for c in answer["tool_calls"]] == [
+        {"command": f"echo {i}"} for i in range(3)
+    ]
+    assert answer["finish_reason"] == "tool_calls"
+    assert running.post(tools=[BASH]).json()["choices"][0]["message"]["content"] is None
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_one_call_when_parallel_calls_are_off(running: Any, stream: bool) -> None:
+    running.script.reply = "\n".join(call(f"echo {i}") for i in range(50))
+    running.script.step_s = 0.002
+    response = running.post(stream=stream, tools=[BASH], parallel_tool_calls=False)
+    answer = merged(events(response)) if stream else whole(response.json())
+    assert [json.loads(c["function"]["arguments"]) for c in answer["tool_calls"]] == [{"command": "echo 0"}]
+    assert answer["finish_reason"] == "tool_calls"
+    assert running.settled()
+
+
+def test_tool_names_come_back_as_declared(running: Any) -> None:
+    for name in ("math.hypot", "a-b", "get_x.v2"):
+        tool = {"type": "function", "function": {**BASH["function"], "name": name}}
+        running.script.reply = call("x", name)
+        assert whole(running.post(tools=[tool]).json())["tool_calls"][0]["function"]["name"] == name
+
+
+def test_tool_syntax_without_tools_is_text(running: Any) -> None:
+    running.script.reply = call("ls")
+    answer = whole(running.post().json())
+    assert answer == {"content": call("ls"), "reasoning": "", "tool_calls": [], "finish_reason": "stop"}
+
+
+def test_reasoning_has_one_name_and_is_counted(running: Any) -> None:
+    running.script.reply = "I think.\n</think>\n\nDone."
+    body = running.post(enable_thinking=True).json()
+    message = body["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("I think.", "Done.")
+    assert "reasoning" not in message
+    counted = body["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert 0 < counted < body["usage"]["completion_tokens"]
+    answer = merged(events(running.post(stream=True, enable_thinking=True)))
+    assert (answer["reasoning"], answer["content"]) == ("I think.", "Done.")
+    running.script.reply = "thinking without end"
+    usage = running.post(enable_thinking=True, max_tokens=4).json()["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == usage["completion_tokens"] == 4
+
+
+def test_stop_strings_and_limits(running: Any) -> None:
+    running.script.reply = "Say A STOP B"
+    assert whole(running.post(stop=["STOP"]).json())["content"] == "Say A "
+    assert whole(running.post(stop="STOP").json())["finish_reason"] == "stop"
+    limited = running.post(max_tokens=2).json()
+    assert limited["choices"][0]["finish_reason"] == "length"
+    assert limited["usage"]["completion_tokens"] == 2
+
+
+def test_logprobs_cover_every_generated_token(running: Any) -> None:
+    running.script.reply = f"Why.\n</think>\n\nOk é😀 {call('ls')}"
+    body = {"logprobs": True, "top_logprobs": 2, "enable_thinking": True, "tools": [BASH]}
+    response = running.post(**body).json()
+    content = response["choices"][0]["logprobs"]["content"]
+    assert len(content) == response["usage"]["completion_tokens"]
+    raw = b"".join(bytes(entry["bytes"]) for entry in content).decode()
+    assert raw.startswith(running.script.reply)
+    for group in (1, 4):
+        running.script.group = group
+        chunks = events(running.post(stream=True, **body))
+        streamed = [e for c in chunks for e in c["choices"][0].get("logprobs", {}).get("content", [])]
+        assert [e["token"] for e in streamed] == [e["token"] for e in content]
+    assert "logprobs" not in running.post().json()["choices"][0]
+
+
+def test_text_completions(running: Any) -> None:
+    body = running.post("/v1/completions", prompt="Once", max_tokens=50, logprobs=1).json()
+    assert body["object"] == "text_completion"
+    (choice,) = body["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Hello there.", "stop")
+    block = choice["logprobs"]
+    assert len(block["tokens"]) == len(block["token_logprobs"]) == body["usage"]["completion_tokens"]
+    chunks = events(running.post("/v1/completions", prompt="Once", max_tokens=50, stream=True, logprobs=1))
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "Hello there."
+    assert [t for c in chunks for t in c["choices"][0]["logprobs"]["tokens"]] == block["tokens"]
+    assert [o for c in chunks for o in c["choices"][0]["logprobs"]["text_offset"]] == block["text_offset"]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "stop"
+    *_, last = events(
+        running.post("/v1/completions", prompt="Once", stream=True, stream_options={"include_usage": True})
+    )
+    assert last["choices"] == []
+    assert last["usage"]["completion_tokens"] > 0

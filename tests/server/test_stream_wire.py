@@ -1,0 +1,234 @@
+"""Streams on the wire: when headers go out, one write per delta, comments while waiting, and how failures look."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+
+HEADERS = (
+    "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+)
+
+
+def connect(running: Any, body: dict[str, Any] | None = None, path: str = "/v1/chat/completions") -> socket.socket:
+    """A raw connection; with `body` the request is sent."""
+    sock = socket.create_connection(("127.0.0.1", running.port), timeout=10)
+    if body is not None:
+        raw = json.dumps({"messages": [{"role": "user", "content": "hi"}], **body}).encode()
+        head = HEADERS.format(len(raw)).replace("/v1/chat/completions", path)
+        sock.sendall(head.encode() + raw)
+    return sock
+
+
+def read_until(sock: socket.socket, text: bytes) -> bytes:
+    data = b""
+    while text not in data:
+        piece = sock.recv(65536)
+        if not piece:
+            raise AssertionError(f"connection closed before {text!r}: {data!r}")
+        data += piece
+    return data
+
+
+def read_all(sock: socket.socket) -> bytes:
+    data = b""
+    while piece := sock.recv(65536):
+        data += piece
+    return data
+
+
+def test_accepted_connections_have_nodelay(running: Any) -> None:
+    with connect(running, {"stream": True}) as sock:
+        read_until(sock, b"[DONE]")
+        (protocol,) = [p for p in running.server.server_state.connections if p.client == sock.getsockname()]
+        accepted = protocol.transport.get_extra_info("socket")
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+
+
+def test_each_delta_is_one_write(running: Any) -> None:
+    """In chunked encoding every write is a chunk: each holds exactly one whole event."""
+    with connect(running, {"stream": True}) as sock:
+        data = read_until(sock, b"\r\n0\r\n\r\n")
+    head, _, rest = data.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head.lower()
+    count = 0
+    while True:
+        size_text, _, rest = rest.partition(b"\r\n")
+        size = int(size_text, 16)
+        if size == 0:
+            break
+        piece, rest = rest[:size], rest[size + 2 :]
+        assert piece.startswith(b"data: ")
+        assert piece.endswith(b"\n\n")
+        assert piece.count(b"\n\n") == 1
+        count += 1
+    assert count >= 4
+
+
+def test_deltas_arrive_while_the_model_is_still_decoding(start: Any, script: Any) -> None:
+    running = start(script(reply="word " * 400, step_s=0.02))
+    with connect(running, {"stream": True}) as sock:
+        read_until(sock, b"word")
+        assert running.llm.engine.stats().running == 1
+    assert running.settled()
+
+
+def test_a_long_prefill_gets_headers_and_pings(start: Any, script: Any) -> None:
+    running = start(script(prefill_s=0.5), headers_after_s=0.1, ping_interval_s=0.1)
+    with connect(running, {"stream": True}) as sock:
+        data = read_until(sock, b"[DONE]")
+    assert data.count(b": ping\n\n") >= 2
+    assert data.index(b'"role":"assistant"') < data.index(b": ping") < data.index(b'"content":"Hel')
+    assert data.count(b'"role":"assistant"') == 1
+
+
+def test_a_quick_stream_has_no_comments(running: Any) -> None:
+    assert ": ping" not in running.post(stream=True).text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_fault_before_the_first_token_is_a_status(start: Any, script: Any, stream: bool) -> None:
+    running = start(script(fail_at=1))
+    response = running.post(stream=stream)
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "generation_failed"
+    assert running.settled()
+
+
+def test_a_fault_after_tokens_breaks_the_connection(start: Any, script: Any, caplog: pytest.LogCaptureFixture) -> None:
+    running = start(script(reply="one two three four", fail_at=3, group=1))
+    with caplog.at_level(logging.ERROR, "edgellm.server"), connect(running, {"stream": True}) as sock:
+        data = read_all(sock)
+    assert b" 200 " in data
+    assert b"content" in data
+    assert b"[DONE]" not in data
+    assert b'finish_reason":"' not in data
+    assert not data.endswith(b"0\r\n\r\n")
+    assert "stream broken" in caplog.text
+    assert running.post(stream=False).status_code == 500
+    with pytest.raises(httpx.RemoteProtocolError):
+        running.post(stream=True)
+
+
+def test_a_fault_during_a_long_prefill_breaks_the_opened_stream(start: Any, script: Any) -> None:
+    running = start(script(prefill_s=0.3, fail_at=1), headers_after_s=0.05, ping_interval_s=0.05)
+    with connect(running, {"stream": True}) as sock:
+        data = read_all(sock)
+    assert b": ping" in data
+    assert b"[DONE]" not in data
+    assert not data.endswith(b"0\r\n\r\n")
+
+
+def test_keep_alive_serves_many_requests_on_one_connection(running: Any) -> None:
+    ids = set()
+    with connect(running) as sock:
+        raw = json.dumps({"messages": [{"role": "user", "content": "hi"}], "stream": True}).encode()
+        for _ in range(5):
+            sock.sendall(HEADERS.format(len(raw)).encode() + raw)
+            data = read_until(sock, b"\r\n0\r\n\r\n")
+            ids.update(re.findall(rb"chatcmpl-\w+", data))
+        assert len(ids) == 5
+    assert running.server.config.timeout_keep_alive > 5
+
+
+def hang_up(running: Any, body: dict[str, Any], wait_for: bytes | None) -> None:
+    with connect(running, body) as sock:
+        if wait_for is not None:
+            read_until(sock, wait_for)
+        else:
+            end = time.monotonic() + 5
+            while running.llm.engine.stats().running == 0 and time.monotonic() < end:
+                time.sleep(0.01)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_during_prefill_cancels(start: Any, script: Any, stream: bool) -> None:
+    running = start(script(prefill_s=60.0))
+    hang_up(running, {"stream": stream}, None)
+    assert running.settled(2.0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_during_decode_cancels(start: Any, script: Any, stream: bool) -> None:
+    running = start(script(reply="word " * 2000, step_s=0.05))
+    hang_up(running, {"stream": stream, "max_tokens": 20000}, b"word" if stream else None)
+    assert running.settled(2.0)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_leaving_the_queue_cancels(start: Any, script: Any, stream: bool) -> None:
+    running = start(script(prefill_s=60.0), slots=1)
+    with connect(running, {"stream": True}):
+        others = [connect(running, {"stream": stream}) for _ in range(3)]
+        end = time.monotonic() + 5
+        while running.llm.engine.stats().queued < 3 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert running.llm.engine.stats().queued == 3
+        for other in others:
+            other.close()
+        end = time.monotonic() + 2
+        while running.llm.engine.stats().queued and time.monotonic() < end:
+            time.sleep(0.01)
+        stats = running.llm.engine.stats()
+        assert (stats.running, stats.queued) == (1, 0)
+    assert running.settled(2.0)
+
+
+def test_more_clients_than_slots_all_get_answers(start: Any, script: Any) -> None:
+    running = start(script(step_s=0.005), slots=1)
+    codes: list[int] = []
+    threads = [
+        threading.Thread(target=lambda n=n: codes.append(running.post(stream=n % 2 == 0).status_code))
+        for n in range(32)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [200] * 32
+    assert running.settled()
+
+
+def test_a_full_queue_answers_503_with_retry_after(start: Any, script: Any) -> None:
+    running = start(script(prefill_s=60.0), slots=1, max_waiting=1, retry_after_s=7)
+    with connect(running, {"stream": True}), connect(running, {"stream": True}):
+        end = time.monotonic() + 5
+        while running.llm.engine.stats().queued < 1 and time.monotonic() < end:
+            time.sleep(0.01)
+        for stream in (True, False):
+            response = running.post(stream=stream)
+            assert response.status_code == 503
+            assert response.headers["retry-after"] == "7"
+            assert response.json()["error"]["code"] == "queue_full"
+    assert running.settled(2.0)
+
+
+def test_requests_in_flight_are_bounded(start: Any, script: Any) -> None:
+    running = start(script(prefill_s=60.0), max_in_flight=2)
+    with connect(running, {"stream": True}), connect(running, {"stream": False}):
+        end = time.monotonic() + 5
+        while running.llm.engine.stats().running < 2 and time.monotonic() < end:
+            time.sleep(0.01)
+        assert running.post().status_code == 503
+        assert running.http.get("/health").status_code == 200
+    assert running.settled(2.0)
+    running.script.prefill_s = 0.0
+    assert running.post().status_code == 200
+
+
+def test_stopping_the_server_ends_running_streams(start: Any, script: Any) -> None:
+    running = start(script(reply="word " * 2000, step_s=0.05), shutdown_grace_s=0)
+    with connect(running, {"stream": True}) as sock:
+        read_until(sock, b"word")
+        running.server.should_exit = True
+        data = read_all(sock)
+        assert b"[DONE]" not in data
+    assert running.settled(2.0)
