@@ -12,8 +12,8 @@ from edgellm.engine.bundle import list_files, staged
 from edgellm.engine.manifest import MANIFEST_FILE, Manifest
 from edgellm.engine.recipe import Recipe
 from edgellm.errors import ConfigError
+from edgellm.graph.encodings import WeightFormat
 from edgellm.graph.export import build_ort_graphs
-from edgellm.graph.layers import WeightFormat
 
 Progress = Callable[[str, int, int], None]
 
@@ -75,7 +75,8 @@ def _precision(recipe: Recipe) -> dict[str, str]:
     if recipe.precision == "f32":
         matrices, embedding = "f32", "f32"
     else:
-        matrices, embedding = f"{recipe.precision} block {recipe.block_size}, f32 scales", "f16"
+        matrices = f"{recipe.precision} block {recipe.block_size}, f32 scales"
+        embedding = f"int8 block {recipe.block_size}, f32 scales"
     activations = "f32" if recipe.precision == "f32" else "int8"
     return {
         "matrices": matrices,

@@ -1,68 +1,120 @@
-"""How a [out, in] float32 matrix is stored for the ONNX Runtime CPU kernels.
+"""Stored forms of a float32 matrix [out, in] in blocks of columns that share a scale.
 
-Block forms follow `com.microsoft.MatMulNBits`: per row, blocks of consecutive input columns share a scale; the zero
-point is the middle of the code range (128 or 8).
+The layout is the one of `com.microsoft.MatMulNBits` and `GatherBlockQuantized`: unsigned codes whose middle (128 or 8)
+stands for zero, two 4-bit codes per byte with the even column in the low half, one float32 scale per row and block.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.errors import ConfigError
+
 Precision = Literal["f32", "int8", "int4"]
 F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+
+# Value of each 4-bit code of NVFP4 (OCP MX E2M1: sign, two exponent bits, one mantissa bit).
+E2M1: Final[F32] = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+NVFP4_BLOCK: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class BlockQuantized:
-    """codes u8 [out, blocks, block*bits/8] and scales f32 [out, blocks]."""
+class BlockFormat:
+    """Codes of `bits` bits, one scale per `block` columns. Symmetric: value = (code - 2^(bits-1)) * scale."""
 
-    codes: NDArray[np.uint8]
-    scales: F32
     bits: int
     block: int
 
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ConfigError(f"weight bits must be 4 or 8, not {self.bits}")
+        if self.block not in (16, 32, 64, 128, 256):
+            raise ConfigError(f"weight block size must be 16, 32, 64, 128 or 256, not {self.block}")
 
-def quantize_blocks(weight: F32, bits: int, block: int) -> BlockQuantized:
-    """Symmetric round-to-nearest by blocks. The largest magnitude of a block maps to the end of the longer half.
+    def blocks(self, columns: int) -> int:
+        """Blocks of a row; the last one is filled up with zeros."""
+        return -(-columns // self.block)
 
-    Args:
-        weight: float32 [out, in]; `in` is padded with zeros to a whole number of blocks.
-        bits: 4 or 8.
+    def codes_shape(self, rows: int, columns: int) -> tuple[int, int, int]:
+        """Shape of the codes of a [rows, columns] matrix."""
+        return rows, self.blocks(columns), self.block * self.bits // 8
+
+    def encode(self, matrix: F32) -> tuple[U8, F32]:
+        """Round to nearest: (codes u8 `codes_shape`, scales f32 [rows, blocks]).
+
+        With 4 bits the value of largest magnitude gets the code -8, which is farther from zero than +7.
+        """
+        rows, columns = matrix.shape
+        blocks, middle = self.blocks(columns), 1 << (self.bits - 1)
+        if blocks * self.block != columns:
+            matrix = np.pad(matrix, ((0, 0), (0, blocks * self.block - columns)))
+        grouped = matrix.reshape(rows, blocks, self.block)
+        if self.bits == 4:
+            largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1, keepdims=True), -1)
+            scales = largest / np.float32(-middle)
+        else:
+            scales = np.abs(grouped).max(-1, keepdims=True) / np.float32(middle - 1)
+        codes = np.rint(grouped / np.where(scales == 0, np.float32(1), scales))
+        codes += np.float32(middle)
+        packed = np.clip(codes, 0, 2 * middle - 1, out=codes).astype(np.uint8)
+        if self.bits == 4:
+            packed = packed[..., 0::2] | packed[..., 1::2] << np.uint8(4)
+        return packed, np.ascontiguousarray(scales[..., 0])
+
+    def decode(self, codes: U8, scales: F32, columns: int) -> F32:
+        """The float32 matrix [rows, columns] that the codes stand for."""
+        unpacked = codes if self.bits == 8 else np.stack([codes & 15, codes >> 4], axis=-1)
+        centred = unpacked.reshape(*scales.shape, self.block).astype(np.float32) - np.float32(1 << (self.bits - 1))
+        values: F32 = centred * scales[..., None]
+        return np.ascontiguousarray(values.reshape(len(codes), -1)[:, :columns])
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """Stored forms of a model's weights: `precision` of the large matrices, `block` columns share a scale.
+
+    `accuracy_level` is the one of MatMulNBits: 4 rounds activations to 8 bits by blocks (fast), 0 keeps them float32.
     """
-    rows, columns = weight.shape
-    blocks = -(-columns // block)
-    padded = np.zeros((rows, blocks * block), np.float32)
-    padded[:, :columns] = weight
-    grouped = padded.reshape(rows, blocks, block)
-    middle = 1 << (bits - 1)
-    if bits == 4:  # -8 is the code farther from zero: give it to the largest value
-        largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1, keepdims=True), -1)[..., 0]
-        scales = largest / -middle
-    else:
-        scales = np.abs(grouped).max(-1) / (middle - 1)
-    scales = np.where(scales == 0, 1e-12, scales).astype(np.float32)
-    codes = np.clip(np.rint(grouped / scales[..., None]) + middle, 0, 2 * middle - 1).astype(np.uint8)
-    if bits == 4:
-        codes = codes[..., 0::2] | (codes[..., 1::2] << 4)
-    return BlockQuantized(codes, np.asarray(scales, np.float32), bits, block)
+
+    precision: Precision = "f32"
+    block: int = 32
+    accuracy_level: int = 4
+
+    def __post_init__(self) -> None:
+        if self.precision not in get_args(Precision):
+            raise ConfigError(f"weight precision must be f32, int8 or int4, not {self.precision!r}")
+        if self.accuracy_level not in (0, 4):
+            raise ConfigError(f"accuracy level must be 0 or 4, not {self.accuracy_level}")
+
+    @property
+    def matrices(self) -> BlockFormat | None:
+        """Of the large matrices; None is float32."""
+        return None if self.precision == "f32" else BlockFormat(8 if self.precision == "int8" else 4, self.block)
+
+    @property
+    def sensitive(self) -> BlockFormat | None:
+        """Of what costs little and matters much: the embedding (one row per token) and the decay and rate
+        projections (one row per head)."""
+        return None if self.precision == "f32" else BlockFormat(8, self.block)
 
 
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-
-
-def nvfp4_exact(codes: NDArray[np.uint8], block_scales: F32, global_scale: float) -> BlockQuantized:
-    """NVFP4 weights in an 8-bit form with the same values: 2·e2m1 is an integer, the scale is halved.
+def nvfp4_exact(codes: U8, block_scales: F32, global_scale: float) -> tuple[U8, F32]:
+    """NVFP4 in `BlockFormat(8, 16)` without a change of value: 2 * e2m1 is an integer, the scale is halved.
 
     Args:
-        codes: e2m1 codes 0..15, u8 [out, in], `in` a multiple of 16.
-        block_scales: E4M3 values as float32 [out, in/16].
-        global_scale: `weight_scale_2`.
+        codes: E2M1 codes 0..15, u8 [out, in]; `in` is a multiple of 16.
+        block_scales: the E4M3 scales as float32 [out, in/16].
+        global_scale: the second-level scale, ``weight_scale_2``.
+
+    Returns:
+        (codes u8 [out, in/16, 16], scales f32 [out, in/16]).
     """
     rows, columns = codes.shape
-    doubled = (np.rint(E2M1[codes] * 2).astype(np.int16) + 128).astype(np.uint8)
-    scales = (block_scales * np.float32(global_scale) * np.float32(0.5)).astype(np.float32)
-    return BlockQuantized(doubled.reshape(rows, columns // 16, 16), scales, 8, 16)
+    doubled = (E2M1[codes] * np.float32(2) + np.float32(128)).astype(np.uint8)
+    scales = (block_scales.astype(np.float32) * np.float32(global_scale)) * np.float32(0.5)
+    return doubled.reshape(rows, columns // NVFP4_BLOCK, NVFP4_BLOCK), scales

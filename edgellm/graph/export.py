@@ -1,56 +1,158 @@
-"""Write the graphs of a checkpoint: `advance`, `verify`, `commit` and, with MTP, `mtp`, over one weight file."""
+"""Write the graphs of a checkpoint into a folder.
+
+`build_ort_graphs` writes what the ONNX Runtime executor runs: advance (a chain, committed in place), verify (a tree,
+read-only), commit and, with MTP, mtp, over one weight file. `build_canonical` writes the standard-operator form.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Final
 
-from edgellm.checkpoint.reader import Checkpoint
-from edgellm.graph.builder import GraphBuilder, WeightFile
-from edgellm.graph.commit import build_commit
-from edgellm.graph.layers import Layers, WeightFormat
-from edgellm.graph.model import build_decoder
-from edgellm.graph.mtp import build_mtp
+from numpy.typing import NDArray
 
-WEIGHTS = "weights.bin"
-GRAPHS = ("advance", "verify", "commit", "mtp")
+from edgellm.checkpoint.spec import ModelSpec
+from edgellm.checkpoint.weights import Weight
+from edgellm.errors import ConfigError
+from edgellm.graph.builder import GraphBuilder
+from edgellm.graph.commit import add_commit
+from edgellm.graph.decoder import add_decoder
+from edgellm.graph.encodings import WeightFormat
+from edgellm.graph.lowering.base import Lowering
+from edgellm.graph.lowering.ort import Chain, GroupedQuery, OrtOps
+from edgellm.graph.lowering.standard import FunctionTree, MaskedAttention, StandardOps
+from edgellm.graph.mtp import DRAFT_TOP_K, add_mtp
+from edgellm.graph.rope import rope_tables
+from edgellm.graph.source import Source
+from edgellm.graph.tree import InlineTree
+from edgellm.graph.weight_file import WeightFile
+
+Progress = Callable[[str, int, int], None]  # (phase, done, total)
+WEIGHTS: Final = "weights.bin"
+DEFAULT_POSITIONS: Final = 262144
 
 
 def build_ort_graphs(
-    checkpoint: Checkpoint,
-    out: Path,
+    checkpoint: Source,
+    out_dir: Path,
     weights: WeightFormat,
     *,
-    positions: int,
-    progress: Callable[[str, int, int], None] | None = None,
-) -> list[Path]:
-    """Write the graphs into the existing folder `out` and return their paths, the weight file last.
+    positions: int | None = None,
+    draft_vocab: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """Write the graphs for ONNX Runtime into the existing folder `out_dir`.
 
     Args:
-        positions: rows of the RoPE tables: the longest context the bundle can be opened with.
-        progress: called with ("weights", matrices done, matrices in all).
+        checkpoint: an opened checkpoint.
+        weights: stored forms of the matrices.
+        positions: rows of the RoPE tables, the longest context that can run; the checkpoint's, at most 262144, by
+            default.
+        draft_vocab: token ids that the MTP head may propose; all by default.
+        progress: called with ("weights", tensors read, tensors in all).
+
+    Returns:
+        the graphs' paths and, last, the weight file's.
+
+    Raises:
+        ConfigError: an argument is out of range.
     """
     spec = checkpoint.spec
-    total = 4 * len(spec.layers) + 1 + 5 * spec.mtp_layers
-    done = 0
+    rows = _positions(spec, positions)
+    if draft_vocab is not None and not _valid_vocab(draft_vocab, spec.vocab):
+        raise ConfigError(f"draft_vocab must be at least {DRAFT_TOP_K} different token ids below {spec.vocab}")
+    ops = OrtOps(_Metered(checkpoint, progress) if progress else checkpoint, weights)
+    paths = [out_dir / f"{name}.onnx" for name in ("advance", "verify", "commit", "mtp")[: 3 + spec.mtp_layers]]
+    with WeightFile(out_dir / WEIGHTS) as file:
+        g = GraphBuilder("advance", file)
+        attention = GroupedQuery.declare(g, "B", rope_tables(g, spec.attention, rows), tree=False)
+        add_decoder(g, Lowering(ops, attention, Chain.declare(g, spec.linear)), "B")
+        g.save(paths[0])
 
-    def report(_: str) -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress("weights", done, total)
+        g = GraphBuilder("verify", file)
+        attention = GroupedQuery.declare(g, 1, rope_tables(g, spec.attention, rows), tree=True)
+        add_decoder(g, Lowering(ops, attention, InlineTree.declare(g, spec.linear)), 1)
+        g.save(paths[1])
 
-    paths = []
-    with WeightFile(out / WEIGHTS) as file:
-        for name in GRAPHS[: 3 + spec.mtp_layers]:
-            g = GraphBuilder(name, file)
-            layers = Layers(g, checkpoint, weights, report)
-            if name == "commit":
-                build_commit(g, spec)
-            elif name == "mtp":
-                build_mtp(g, layers, positions=positions)
-            else:
-                build_decoder(g, checkpoint, layers, tree=name == "verify", positions=positions)
-            g.save(out / f"{name}.onnx")
-            paths.append(out / f"{name}.onnx")
-    return [*paths, out / WEIGHTS]
+        g = GraphBuilder("commit", file)
+        add_commit(g, spec)
+        g.save(paths[2])
+
+        if spec.mtp_layers:
+            g = GraphBuilder("mtp", file)
+            attention = GroupedQuery.declare(g, 1, rope_tables(g, spec.attention, rows), tree=True)
+            add_mtp(g, Lowering(ops, attention), draft_vocab)
+            g.save(paths[3])
+    return (*paths, file.path)
+
+
+def build_canonical(checkpoint: Source, out_dir: Path, *, positions: int | None = None) -> tuple[Path, ...]:
+    """Write the standard-operator form into the existing folder `out_dir`: verify, commit and, with MTP, mtp.
+
+    The graphs take one sequence. `verify` and `mtp` take the past rows of the attention caches as inputs of any length
+    and return the new rows; `commit` is the same graph as the one for ONNX Runtime.
+
+    Returns:
+        the graphs' paths and, last, the weight file's.
+
+    Raises:
+        ConfigError: `positions` is out of range.
+    """
+    spec = checkpoint.spec
+    rows, ops = _positions(spec, positions), StandardOps(checkpoint)
+    paths = [out_dir / f"{name}.onnx" for name in ("verify", "commit", "mtp")[: 2 + spec.mtp_layers]]
+    with WeightFile(out_dir / WEIGHTS) as file:
+        g = GraphBuilder("verify", file)
+        attention = MaskedAttention.declare(g, rope_tables(g, spec.attention, rows))
+        add_decoder(g, Lowering(ops, attention, FunctionTree.declare(g, spec.linear)), 1)
+        g.save(paths[0])
+
+        g = GraphBuilder("commit", file)
+        add_commit(g, spec)
+        g.save(paths[1])
+
+        if spec.mtp_layers:
+            g = GraphBuilder("mtp", file)
+            attention = MaskedAttention.declare(g, rope_tables(g, spec.attention, rows))
+            add_mtp(g, Lowering(ops, attention))
+            g.save(paths[2])
+    return (*paths, file.path)
+
+
+def _positions(spec: ModelSpec, wanted: int | None) -> int:
+    if wanted is None:
+        return min(spec.max_positions, DEFAULT_POSITIONS)
+    if not 1 <= wanted <= spec.max_positions:
+        raise ConfigError(f"positions must be between 1 and {spec.max_positions}, not {wanted}")
+    return wanted
+
+
+def _valid_vocab(ids: Sequence[int], vocab: int) -> bool:
+    return len(ids) == len(set(ids)) >= DRAFT_TOP_K and all(0 <= token < vocab for token in ids)
+
+
+class _Metered:
+    """A source that reports the first reading of every tensor."""
+
+    def __init__(self, source: Source, progress: Progress) -> None:
+        self._source, self._progress = source, progress
+        self._unread = set(source.spec.expected_tensors())
+        self._total = len(self._unread)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._source.spec
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        self._read(name)
+        return self._source.tensor(name)
+
+    def weight(self, name: str) -> Weight:
+        self._read(name)
+        return self._source.weight(name)
+
+    def _read(self, name: str) -> None:
+        if name in self._unread:
+            self._unread.remove(name)
+            self._progress("weights", self._total - len(self._unread), self._total)

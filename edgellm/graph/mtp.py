@@ -1,52 +1,69 @@
-"""The MTP graph: one gated-attention layer over (embedding, hidden) pairs, and the best next tokens of each row.
+"""The MTP graph: one gated-attention layer over (embedding, hidden) pairs and the best next tokens.
 
-x = fc(concat(norm(embedding of token t+1), norm(hidden of token t))) -> decoder layer -> mtp.norm -> head. The row
-fed to the next draft step is the one after `mtp.norm`, as the layer's input is the base model's normed hidden.
+x = fc(concat(norm(embedding of token t+1), norm(hidden of token t))) -> decoder layer -> mtp.norm -> head: predicts
+token t+2. The row that feeds the next draft step is the one after `mtp.norm`: it takes the place of the base model's
+hidden row, which is also taken after the final norm.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 
 from edgellm.graph.builder import GraphBuilder
-from edgellm.graph.layers import Layers
-from edgellm.graph.model import attention_inputs
-from edgellm.graph.rope import rope_tables
+from edgellm.graph.decoder import add_norm, attention, head_part, mlp, norm_scale
+from edgellm.graph.lowering.base import Lowering
+from edgellm.graph.source import Part
 
-DRAFT_TOP_K = 4
+DRAFT_TOP_K: Final = 4
 
 
-def build_mtp(g: GraphBuilder, layers: Layers, *, positions: int) -> None:
-    """Inputs and outputs: see the package docstring."""
-    spec = layers.checkpoint.spec
+def add_mtp(g: GraphBuilder, lowering: Lowering, draft_vocab: Sequence[int] | None = None) -> None:
+    """Add the MTP layer to `g`, for one sequence.
+
+    Inputs besides those of the attention form: input_ids i64 [1, S], hidden_in f32 [1, S, hidden], logit_rows i64 [R],
+    cache mtp_k, mtp_v. Outputs: hidden_out f32 [1, S, hidden], topk_ids i64 [R, 4] and topk_logits f32 [R, 4], best
+    first, log_norm f32 [R, 1]: a token's log-probability over the draft vocabulary is its logit minus log_norm.
+
+    Args:
+        draft_vocab: token ids the head may propose; all by default.
+    """
+    ops = lowering.ops
+    spec = ops.source.spec
     ids = g.input("input_ids", np.int64, [1, "S"])
     hidden_in = g.input("hidden_in", np.float32, [1, "S", spec.hidden])
-    position_ids = g.input("positions", np.int64, [1, "S"])
-    trailing = attention_inputs(g, 1, bias=True)
     rows = g.input("logit_rows", np.int64, ["R"])
-    both = g.op(
-        "Concat",
-        [
-            layers.norm(layers.embed(ids), "mtp.pre_fc_norm_embedding.weight"),
-            layers.norm(hidden_in, "mtp.pre_fc_norm_hidden.weight"),
-        ],
-        axis=-1,
-    )
-    residual = layers.linear(both, "mtp.fc", ["mtp.fc.weight"], spec.hidden, 2 * spec.hidden)
-    name = "mtp.layers.0"
-    rope = rope_tables(g, spec.attention, positions)
-    x = layers.norm(residual, f"{name}.input_layernorm.weight")
-    update = layers.attention(
-        x, f"{name}.self_attn", position_ids, rope, trailing, layers.kv_inputs("mtp_k", "mtp_v", 1)
-    )
-    residual, x = layers.add_norm(residual, update, f"{name}.post_attention_layernorm.weight")
-    hidden_out = g.output("hidden_out", np.float32, [1, "S", spec.hidden])
-    layers.add_norm(residual, layers.mlp(x, f"{name}.mlp"), "mtp.norm.weight", output=hidden_out)
-    picked = g.op("Gather", [g.reshape(hidden_out, [-1, spec.hidden]), rows], axis=0)
-    logits = layers.head(picked)
-    names = [
-        g.output("topk_logits", np.float32, ["R", DRAFT_TOP_K]),
-        g.output("topk_ids", np.int64, ["R", DRAFT_TOP_K]),
+    pair = [
+        ops.norm(g, ops.embed(g, ids), norm_scale(g, ops.source, "mtp.pre_fc_norm_embedding.weight")),
+        ops.norm(g, hidden_in, norm_scale(g, ops.source, "mtp.pre_fc_norm_hidden.weight")),
     ]
-    g.ops("TopK", [logits, g.const([DRAFT_TOP_K])], names, axis=-1)
+    both = g.op("Concat", pair, axis=-1)
+    residual = ops.project(g, both, "mtp.fc", [Part("mtp.fc.weight", spec.hidden)])[0]
+    name = "mtp.layers.0"
+    residual, x = add_norm(g, lowering, residual, "", f"{name}.input_layernorm.weight")
+    update = attention(g, lowering, f"{name}.self_attn", ("mtp_k", "mtp_v"), x)
+    residual, x = add_norm(g, lowering, residual, update, f"{name}.post_attention_layernorm.weight")
+    hidden = g.output("hidden_out", np.float32, [1, "S", spec.hidden])
+    add_norm(g, lowering, residual, mlp(g, lowering, f"{name}.mlp", x), "mtp.norm.weight", hidden)
+    picked = g.op("Gather", [g.reshape(hidden, [-1, spec.hidden]), rows], axis=0)
+    _add_best(g, lowering, picked, draft_vocab)
+
+
+def _add_best(g: GraphBuilder, lowering: Lowering, rows: str, draft_vocab: Sequence[int] | None) -> None:
+    source = lowering.ops.source
+    head = head_part(source)
+    if draft_vocab is not None:
+        index = np.asarray(draft_vocab, dtype=np.intp)
+        head = Part(head.tensor, len(index), index)
+    logits = lowering.ops.logits(g, rows, head)
+    best = g.output("topk_logits", np.float32, ["R", DRAFT_TOP_K])
+    ids = g.output("topk_ids", np.int64, ["R", DRAFT_TOP_K])
+    if draft_vocab is None:
+        g.ops("TopK", [logits, g.const([DRAFT_TOP_K])], [best, ids])
+    else:
+        places = g.ops("TopK", [logits, g.const([DRAFT_TOP_K])], [best, "topk_places"])[1]
+        table = g.weight("mtp.draft_vocab", lambda: np.asarray(draft_vocab, dtype=np.int64))
+        g.op("Gather", [table, places], output=ids)
     g.op("ReduceLogSumExp", [logits, g.const([-1])], keepdims=1, output=g.output("log_norm", np.float32, ["R", 1]))

@@ -1,4 +1,4 @@
-"""RoPE tables. Text-only positions make the interleaved multimodal RoPE of the family plain RoPE."""
+"""RoPE tables. Text positions make the family's interleaved multimodal RoPE plain RoPE."""
 
 from __future__ import annotations
 
@@ -11,19 +11,25 @@ from edgellm.checkpoint.spec import AttentionSpec
 from edgellm.graph.builder import GraphBuilder
 
 
-class Rope(NamedTuple):
-    cos: str  # f32 [positions, rotary_dim/2]
+class RopeTables(NamedTuple):
+    """Initializers f32 [positions, rotary_dim / 2]."""
+
+    cos: str
     sin: str
-    rotary_dim: int
 
 
-def rope_tables(g: GraphBuilder, spec: AttentionSpec, positions: int) -> Rope:
-    """cos and sin of position / theta^(2i/rotary_dim), computed in float64 and rounded once."""
+def rope_tables(g: GraphBuilder, spec: AttentionSpec, positions: int) -> RopeTables:
+    """Tables of the angles position * theta^(-2i / rotary_dim) for positions 0 … positions - 1.
 
-    def angles() -> NDArray[np.float64]:
-        frequencies = spec.rope_theta ** -(np.arange(0, spec.rotary_dim, 2) / spec.rotary_dim)
-        return np.asarray(np.outer(np.arange(positions), frequencies.astype(np.float32).astype(np.float64)))
+    Frequencies and angles are rounded to float32 as in the reference implementation, which trained models have seen.
+    """
 
-    cos = g.weight("rope.cos", lambda: np.cos(angles()).astype(np.float32))
-    sin = g.weight("rope.sin", lambda: np.sin(angles()).astype(np.float32))
-    return Rope(cos, sin, spec.rotary_dim)
+    def angles() -> NDArray[np.float32]:
+        exponents = np.arange(0, spec.rotary_dim, 2, dtype=np.float32) / np.float32(spec.rotary_dim)
+        frequencies = np.float32(1) / np.power(np.float32(spec.rope_theta), exponents)
+        return np.outer(np.arange(positions, dtype=np.float32), frequencies)
+
+    return RopeTables(
+        g.weight(f"rope.{positions}.cos", lambda: np.cos(angles())),
+        g.weight(f"rope.{positions}.sin", lambda: np.sin(angles())),
+    )

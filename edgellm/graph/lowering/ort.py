@@ -1,0 +1,260 @@
+"""Lowering for ONNX Runtime's CPU kernels.
+
+Owns the choice of `com.microsoft` operators and of stored weight forms. The kernels were chosen by measurement: its
+LinearAttention (chains) is fast while GatedDeltaNet, CausalConvWithState and GatedRMSNorm are several times slower than
+the same work in small operators. What must stay true: states and caches can be bound to the same buffer as input and
+output (LinearAttention reads a state before it writes it, GroupQueryAttention appends to its cache in place).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgellm.checkpoint.spec import AttentionSpec, LinearSpec
+from edgellm.graph.builder import MICROSOFT, Dim, GraphBuilder
+from edgellm.graph.encodings import BlockFormat, WeightFormat
+from edgellm.graph.lowering.base import DeltaWeights, Ops
+from edgellm.graph.rope import RopeTables
+from edgellm.graph.source import F32, Part, Source
+from edgellm.graph.tree import convolve, declare_state, unit_heads
+
+_END: Final = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class OrtOps:
+    """`Ops` for the CPU.
+
+    Args:
+        source: the checkpoint.
+        weights: how its matrices are stored.
+    """
+
+    source: Source
+    weights: WeightFormat
+
+    def embed(self, g: GraphBuilder, ids: str) -> str:
+        hidden, part = self.source.spec.hidden, Part("embed_tokens.weight", self.source.spec.vocab)
+        form = self.weights.sensitive
+        if form is None:
+            return g.op("Gather", [self._rows(g, part), ids])
+        # A tied 8-bit head shares these bytes.
+        codes, scales = self._encoded(g, "embed_tokens", [part], form)
+        width = form.blocks(hidden) * form.block
+        table = g.view("embed_tokens.table", codes, [part.rows, width])
+        x = g.op(
+            "GatherBlockQuantized",
+            [table, ids, scales],
+            domain=MICROSOFT,
+            bits=form.bits,
+            block_size=form.block,
+            gather_axis=0,
+            quantize_axis=1,
+        )
+        return x if width == hidden else g.split(x, [hidden, width - hidden])[0]
+
+    def project(
+        self, g: GraphBuilder, x: str, name: str, parts: Sequence[Part], outputs: Sequence[str] = ()
+    ) -> list[str]:
+        names = iter(outputs or [""] * len(parts))
+        results: list[str] = []
+        for form, group in groupby(parts, self._form):
+            fused = list(group)
+            wanted = [next(names) for _ in fused]
+            # The first group has the projection's name; a second one is stored differently and says so.
+            stem = name if not results else f"{name}.{form.bits if form else 32}bit"
+            if len(fused) == 1:
+                results.append(self._product(g, x, stem, fused, form, wanted[0] or None))
+            else:
+                product = self._product(g, x, stem, fused, form)
+                results += g.split(product, [part.rows for part in fused], outputs=wanted)
+        return results
+
+    def logits(self, g: GraphBuilder, rows: str, part: Part, output: str | None = None) -> str:
+        if self.weights.matrices is None:
+            return g.op("Gemm", [rows, self._rows(g, part)], output=output, transB=1)
+        return self._product(g, rows, _stem(part), [part], self.weights.matrices, output)
+
+    def norm(self, g: GraphBuilder, x: str, scale: str, *, epsilon: float | None = None) -> str:
+        return g.op("RMSNormalization", [x, scale], axis=-1, epsilon=epsilon or self.source.spec.rms_eps)
+
+    def add_norm(self, g: GraphBuilder, x: str, y: str, scale: str, output: str | None = None) -> tuple[str, str]:
+        names = [output or f"{y}_normed", "", "", f"{y}_residual"]
+        kind, epsilon = "SkipSimplifiedLayerNormalization", self.source.spec.rms_eps
+        normed, _, _, total = g.ops(kind, [x, y, scale], names, domain=MICROSOFT, epsilon=epsilon)
+        return total, normed
+
+    def silu(self, g: GraphBuilder, x: str) -> str:
+        return g.op("QuickGelu", [x], domain=MICROSOFT, alpha=1.0)
+
+    def gates(self, g: GraphBuilder, a: str, b: str, scale: str, bias: str) -> tuple[str, str]:
+        log_decay, beta = g.ops("LinearAttentionGate", [a, bias, scale, b], 2, domain=MICROSOFT)
+        return log_decay, beta
+
+    def _form(self, part: Part) -> BlockFormat | None:
+        sensitive = part.tensor.endswith((".in_proj_a.weight", ".in_proj_b.weight"))
+        return self.weights.sensitive if sensitive else self.weights.matrices
+
+    def _product(
+        self,
+        g: GraphBuilder,
+        x: str,
+        name: str,
+        parts: Sequence[Part],
+        form: BlockFormat | None,
+        output: str | None = None,
+    ) -> str:
+        rows, columns = sum(part.rows for part in parts), self._columns(parts)
+        if form is None:
+            return g.op("MatMul", [x, g.weight(f"{name}.transposed", lambda: self._transposed(parts))], output=output)
+        inputs = [x, *self._encoded(g, name, parts, form)]
+        return g.op(
+            "MatMulNBits",
+            inputs,
+            domain=MICROSOFT,
+            output=output,
+            K=columns,
+            N=rows,
+            bits=form.bits,
+            block_size=form.block,
+            accuracy_level=self.weights.accuracy_level,
+        )
+
+    def _encoded(self, g: GraphBuilder, name: str, parts: Sequence[Part], form: BlockFormat) -> tuple[str, str]:
+        """Initializers of the stacked parts: (codes, scales)."""
+        rows, columns = sum(part.rows for part in parts), self._columns(parts)
+        scales: list[F32] = []
+
+        def codes() -> Iterator[NDArray[np.uint8]]:
+            for piece in self._pieces(parts):
+                encoded, scale = form.encode(piece)
+                scales.append(scale)
+                yield encoded
+
+        stem = f"{name}.{form.bits}bit"
+        return (
+            g.stream(f"{stem}.codes", np.uint8, form.codes_shape(rows, columns), codes),
+            g.weight(f"{stem}.scales", lambda: np.concatenate(scales)),
+        )
+
+    def _rows(self, g: GraphBuilder, part: Part) -> str:
+        """Initializer f32 [rows, in]."""
+        shape = [part.rows, self._columns([part])]
+        return g.stream(f"{_stem(part)}.rows", np.float32, shape, lambda: part.pieces(self.source))
+
+    def _transposed(self, parts: Sequence[Part]) -> F32:
+        return np.ascontiguousarray(np.concatenate(list(self._pieces(parts))).T)
+
+    def _pieces(self, parts: Sequence[Part]) -> Iterator[F32]:
+        for part in parts:
+            yield from part.pieces(self.source)
+
+    def _columns(self, parts: Sequence[Part]) -> int:
+        return self.source.spec.expected_tensors()[parts[0].tensor][1]
+
+
+def _stem(part: Part) -> str:
+    stem = part.tensor.removesuffix(".weight")
+    return stem if part.index is None else f"{stem}.some"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """`DeltaForm` over consecutive tokens that carries the state in place.
+
+    Per layer inputs conv_{i} f32 [B, K-1, channels], state_{i} f32 [B, Hv, dk, dv] and outputs conv_out_{i},
+    state_out_{i}, to be bound to the same buffers.
+    """
+
+    ends: tuple[str, ...]  # i64 [1]: S + j for each tap j
+
+    @classmethod
+    def declare(cls, g: GraphBuilder, spec: LinearSpec) -> Self:
+        """Values that all layers share. The graph must have the input ``input_ids``."""
+        length = g.op("Shape", ["input_ids"], start=1, end=2)
+        return cls((length, *(g.op("Add", [length, g.const([j])]) for j in range(1, spec.conv_kernel))))
+
+    def name_qkv(self, g: GraphBuilder, spec: LinearSpec, layer: int) -> str:
+        return ""
+
+    def mix(self, g: GraphBuilder, ops: Ops, layer: int, qkv: str, b: str, a: str, weights: DeltaWeights) -> str:
+        spec = ops.source.spec.linear
+        conv, state = declare_state(g, spec, layer, "B")
+        keep, axis = spec.conv_kernel - 1, g.const([1])
+        rows = g.op("Concat", [conv, qkv], axis=1)
+        conv_out = g.output(f"conv_out_{layer}", np.float32, ["B", keep, spec.conv_channels])
+        g.op("Slice", [rows, g.const([-keep]), g.const([_END]), axis], output=conv_out)
+        taps = [g.op("Slice", [rows, g.const([j]), end, axis]) for j, end in enumerate(self.ends)]
+        keys = spec.key_heads * spec.key_dim
+        qk, v = g.split(convolve(g, ops, taps, weights), [2 * keys, spec.value_heads * spec.value_dim])
+        q, k = g.split(g.reshape(unit_heads(g, ops, qk), [0, 0, 2 * keys]), [keys, keys])
+        log_decay, beta = ops.gates(g, a, b, weights.decay, weights.bias)
+        shape: list[Dim] = ["B", spec.value_heads, spec.key_dim, spec.value_dim]
+        outputs = [f"layers.{layer}.delta", g.output(f"state_out_{layer}", np.float32, shape)]
+        heads = {"q_num_heads": spec.key_heads, "kv_num_heads": spec.value_heads}
+        inputs = [q, k, v, state, log_decay, beta]
+        return g.ops("LinearAttention", inputs, outputs, domain=MICROSOFT, update_rule="gated_delta", **heads)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedQuery:
+    """`AttentionForm` that appends to a contiguous cache in place.
+
+    Inputs: positions i64 [B, S], seqlens_k i32 [B] (committed + S - 1), total_seqlen i32 [] (committed + S), for a tree
+    attn_bias f32 [1, 1, S, T]; per layer key and value cache f32 [B, KV, M, head_dim], also outputs ("_out").
+    """
+
+    batch: Dim
+    positions: str
+    lengths: tuple[str, str]
+    bias: str  # empty: causal
+    rope: RopeTables
+
+    @classmethod
+    def declare(cls, g: GraphBuilder, batch: Dim, rope: RopeTables, *, tree: bool) -> Self:
+        """Declare the inputs that all layers share."""
+        positions = g.input("positions", np.int64, [batch, "S"])
+        lengths = g.input("seqlens_k", np.int32, [batch]), g.input("total_seqlen", np.int32, [])
+        bias = g.input("attn_bias", np.float32, [batch, 1, "S", "T"]) if tree else ""
+        return cls(batch, positions, lengths, bias, rope)
+
+    def attend(
+        self, g: GraphBuilder, ops: Ops, cache: tuple[str, str], qkv: tuple[str, str, str], scales: tuple[str, str]
+    ) -> str:
+        spec = ops.source.spec.attention
+        shape: list[Dim] = [self.batch, spec.kv_heads, "M", spec.head_dim]
+        past = [g.input(name, np.float32, shape) for name in cache]
+        present = [g.output(cache_output(name), np.float32, shape) for name in cache]
+        q = self._rotated(g, ops, qkv[0], scales[0], spec, spec.heads)
+        k = self._rotated(g, ops, qkv[1], scales[1], spec, spec.kv_heads)
+        inputs = [q, k, qkv[2], *past, *self.lengths]
+        if self.bias:
+            inputs += ["", "", "", self.bias]
+        heads = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads}
+        outputs = [f"{cache[0]}.context", *present]
+        return g.ops("GroupQueryAttention", inputs, outputs, domain=MICROSOFT, **heads)[0]
+
+    def _rotated(self, g: GraphBuilder, ops: Ops, x: str, scale: str, spec: AttentionSpec, heads: int) -> str:
+        # Not the attention kernel's own RoPE: it takes a first prompt to be consecutive whatever `positions` says.
+        normed = g.reshape(
+            ops.norm(g, g.reshape(x, [0, 0, heads, spec.head_dim]), scale), [0, 0, heads * spec.head_dim]
+        )
+        return g.op(
+            "RotaryEmbedding",
+            [normed, self.positions, *self.rope],
+            domain=MICROSOFT,
+            num_heads=heads,
+            rotary_embedding_dim=spec.rotary_dim,
+        )
+
+
+def cache_output(name: str) -> str:
+    """Output name of a cache input: ``k_3`` becomes ``k_out_3``, ``mtp_k`` becomes ``mtp_k_out``."""
+    stem, _, layer = name.rpartition("_")
+    return f"{stem}_out_{layer}" if layer.isdigit() else f"{name}_out"
