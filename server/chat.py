@@ -35,8 +35,8 @@ from edgellm.text.parser import OutputParser
 if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
 
-_RESERVED_KWARGS = dict.fromkeys(
-    ("messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"), "is set by the server"
+_RESERVED_KWARGS = frozenset(
+    {"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
 _REFUSED = {
     **UNSUPPORTED_CONSTRAINTS,
@@ -111,7 +111,8 @@ def _render_options(fields: Fields, settings: ServerSettings) -> dict[str, Any]:
     options: dict[str, Any] = {"enable_thinking": settings.enable_thinking if thinking is None else thinking}
     given = fields.fields("chat_template_kwargs")
     if given is not None:
-        given.refuse(_RESERVED_KWARGS)
+        for name in sorted(_RESERVED_KWARGS & given.data.keys()):
+            raise bad_value(given.at(name), "is set by the server")
         for name in ("enable_thinking", "preserve_thinking"):
             given.boolean(name)
         options.update((name, value) for name, value in given.data.items() if value is not None)

@@ -13,6 +13,8 @@ from typing import Any
 from edgellm.runtime.types import TokenLogprob
 from edgellm.text.tokenizer import Tokenizer
 
+FLOOR = -9999.0  # stands for the logarithm of zero, which JSON has no number for
+
 
 def chat_entries(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
     """Entries of ``choices[0].logprobs.content``."""
@@ -26,7 +28,7 @@ def chat_entries(tokenizer: Tokenizer, logprobs: Iterable[TokenLogprob]) -> list
 
 def _entry(tokenizer: Tokenizer, token_id: int, logprob: float) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token_id)
-    return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+    return {"token": raw.decode("utf-8", "replace"), "logprob": max(logprob, FLOOR), "bytes": list(raw)}
 
 
 class CompletionLogprobs:
@@ -41,8 +43,8 @@ class CompletionLogprobs:
         for item in logprobs:
             text = self._text(item.token_id)
             tokens.append(text)
-            values.append(item.logprob)
-            tops.append({self._text(token): logprob for token, logprob in item.top})
+            values.append(max(item.logprob, FLOOR))
+            tops.append({self._text(token): max(logprob, FLOOR) for token, logprob in item.top})
             offsets.append(self._offset)
             self._offset += len(text)
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}

@@ -13,7 +13,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from edgellm.server.errors import ApiError, overloaded
+from edgellm.server.errors import ApiError, as_api_error, overloaded
 from edgellm.server.metrics import Metrics
 from edgellm.server.settings import ServerSettings
 
@@ -51,6 +51,11 @@ class Gate:
 
         try:
             await self._dispatch(scope, receive, watch)
+        except Exception as error:
+            answer = as_api_error(error, retry_after_s=self._settings.retry_after_s)
+            if status:  # too late for another answer: the server closes the connection
+                raise
+            await answer.response()(scope, receive, watch)
         finally:
             path = scope["path"]
             self._metrics.http_requests.labels(path if path in _ROUTES else "other", str(status)).inc()

@@ -61,7 +61,7 @@ def read_sampling(fields: Fields, defaults: SamplingParams, *, vocab_size: int, 
     seed = fields.integer("seed", -(2**63), 2**64 - 1)
     if seed is None:
         seed = secrets.randbits(_SEED_BITS) if temperature > 0 else defaults.seed
-    top_k = integer("top_k", -1, vocab_size)
+    top_k = integer("top_k", -1, 2**31)
     return SamplingParams(
         temperature=temperature,
         top_k=defaults.top_k if top_k is None else max(top_k, 0),

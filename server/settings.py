@@ -37,6 +37,7 @@ class ServerSettings:
     deadline_s: float | None = None  # from submission to the last token; None: unlimited
     headers_after_s: float = 3.0  # a stream waits this long for its first token before it sends its 200
     ping_interval_s: float = 5.0  # then a comment line whenever a stream was silent this long
+    write_timeout_s: float = 60.0  # a client that takes no bytes for this long is given up
     keep_alive_s: int = 75  # idle connections stay open
     shutdown_grace_s: int = 10  # for running requests when the server is told to stop
 
@@ -50,7 +51,7 @@ class ServerSettings:
         for name in ("max_body_bytes", "max_in_flight", "retry_after_s", "keep_alive_s"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        for name in ("body_timeout_s", "headers_after_s", "ping_interval_s"):
+        for name in ("body_timeout_s", "headers_after_s", "ping_interval_s", "write_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}: must be a positive number of seconds, got {getattr(self, name)}")
         if self.deadline_s is not None and self.deadline_s <= 0:

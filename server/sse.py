@@ -16,6 +16,7 @@ import json
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.responses import JSONResponse, Response
@@ -127,8 +128,9 @@ class GenerationResponse(Response):
         while True:
             silent = time.monotonic() - self._last_write
             if silent >= interval:
-                await self._open(send)
-                await self._write(send, PING)
+                with suppress(ApiError):  # the stream itself will meet a stalled client
+                    await self._open(send)
+                    await self._write(send, PING)
                 silent = 0.0
             await asyncio.sleep(interval - silent)
 
@@ -185,8 +187,15 @@ class GenerationResponse(Response):
             await self._write(send, event(chunk))
 
     async def _write(self, send: Send, data: bytes) -> None:
+        """One write. A client that takes nothing for long is given up, as if it had left in the middle."""
         self._last_write = time.monotonic()
-        await send({"type": "http.response.body", "body": data, "more_body": True})
+        try:
+            async with asyncio.timeout(self._settings.write_timeout_s):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        except TimeoutError:
+            raise ApiError(
+                408, f"the client took no data for {self._settings.write_timeout_s:g} s", code="client_stalled"
+            ) from None
 
     def _record(self, scope: Scope, error: ApiError | None) -> None:
         if self._disconnected or (error is None and self._final is None):  # the latter: the server is shutting down

@@ -142,6 +142,23 @@ def test_logs_hold_sizes_and_no_text(running: Any, caplog: pytest.LogCaptureFixt
     assert "confidential question" not in caplog.text
 
 
+def test_a_bug_is_a_plain_500_and_is_logged(
+    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("inner detail")
+
+    monkeypatch.setattr(running.llm.renderer, "render", broken, raising=False)
+    with caplog.at_level(logging.ERROR, "edgellm.server"):
+        response = running.post()
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal_error"
+    assert "inner detail" not in response.text
+    assert "inner detail" in caplog.text
+    monkeypatch.undo()
+    assert running.post().status_code == 200
+
+
 BAD = [
     b"",
     b"{",
