@@ -1,5 +1,5 @@
-"""Streaming parser of the form `<tool_call> <function=NAME> <parameter=ARG> VALUE </parameter> </function> </tool_call>`
-with a newline between the parts.
+"""Streaming parser of calls in the qwen3_coder form, with a newline between its parts:
+`<tool_call> <function=NAME> <parameter=ARG> VALUE </parameter> </function> </tool_call>`.
 
 Rules:
 * A call starts with `<tool_call>` followed, after white space, by `<function=NAME>` of a declared name; or with
@@ -7,7 +7,7 @@ Rules:
   leave the opening tag out). Anything else is text and flows on.
 * One newline after `>` and one before `</parameter>` belong to the form; every other character is the value's.
 * A parameter ends at `</parameter>` that is followed by white space and another tag of the form (or the end), so a
-  value may contain the tag's text. A parameter without a name or with `=`, `<`, a quote or a line break in it is dropped.
+  value may contain the tag's text. A parameter whose name is empty or holds `=`, `<`, a quote or a space is dropped.
 * A repeated parameter: the first value stays (it may have been streamed already).
 * Arguments are one JSON object. String values stream as they come; others when they are whole.
 * A call that the end of the output cuts: with finish reason "length" its arguments stay as they are; otherwise it is
