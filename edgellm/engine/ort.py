@@ -144,8 +144,7 @@ class OrtExecutor:
         ref = self._store.keep_block(self._pools.read_block(slot, start, end))
         index = start // step
         if index <= len(state.resident):  # the slot's rows are this block's rows
-            later = state.resident[index + 1 :] if end - start == step else []
-            state.resident[index:] = [(ref, end), *later]
+            state.resident[index : index + 1] = [(ref, end)]
         return ref
 
     def snapshot(self, slot: int) -> SnapshotRef:
