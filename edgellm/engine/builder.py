@@ -47,7 +47,7 @@ def build_bundle(
     target = Path(out)
     with staged(target, force=force) as folder:
         digest = source.content_hash(lambda done, total: _report(progress, "checkpoint", done, total))
-        form = WeightFormat(recipe.precision, recipe.block_size)
+        form = WeightFormat(recipe.precision, recipe.block_size, recipe.accuracy_level)
         build_ort_graphs(source, folder, form, positions=context, progress=progress)
         for path in source.tokenizer_files:
             shutil.copyfile(path, folder / path.name)
@@ -58,7 +58,7 @@ def build_bundle(
             source=source.path.resolve().name,
             source_sha256=digest,
             spec=source.spec,
-            precision=_precision(recipe),
+            precision=_precision(form),
             block_tokens=recipe.block_tokens,
             tree_nodes=recipe.tree_nodes,
             prefill_chunk=recipe.prefill_chunk,
@@ -71,20 +71,14 @@ def build_bundle(
     return target
 
 
-def _precision(recipe: Recipe) -> dict[str, str]:
-    if recipe.precision == "f32":
-        matrices, embedding = "f32", "f32"
-    else:
-        matrices = f"{recipe.precision} block {recipe.block_size}, f32 scales"
-        embedding = f"int8 block {recipe.block_size}, f32 scales"
-    activations = "f32" if recipe.precision == "f32" else "int8"
+def _precision(form: WeightFormat) -> dict[str, str]:
+    stored = [f"int{part.bits} block {part.block}" if part else "f32" for part in (form.matrices, form.sensitive)]
     return {
-        "matrices": matrices,
-        "embedding": embedding,
-        "norms, convolution, decay": "f32",
-        "matrix product activations": activations,
-        "recurrent state": "f32",
-        "kv cache": "f32",
+        "matrices": stored[0],
+        "embedding, decay and rate projections": stored[1],
+        "norms, convolution": "f32",
+        "activations of matrix products": "int8" if form.matrices and form.accuracy_level == 4 else "f32",
+        "recurrent state, KV rows": "f32",
     }
 
 

@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from edgellm.engine.base import BlockRef, Chunk, DraftNodes, DraftResult, ExecutorInfo, SnapshotRef, TokenTree
@@ -23,7 +22,7 @@ from edgellm.engine.checks import check_chunks, check_path, check_tokens, check_
 from edgellm.engine.ort_decoder import Decoder
 from edgellm.engine.ort_draft import SCRATCH_ROWS, DraftLayer
 from edgellm.engine.ort_logits import ArrayLogits, Clock
-from edgellm.engine.ort_memory import Pools
+from edgellm.engine.ort_memory import Pools, check_memory
 from edgellm.engine.ort_store import Store
 from edgellm.engine.payload import pack_block, pack_snapshot, unpack_block, unpack_snapshot
 from edgellm.errors import ConfigError, ExecutionError
@@ -68,10 +67,11 @@ class OrtExecutor:
         mtp = speculation and spec.mtp_layers > 0
         tree = manifest.tree_nodes if speculation else 0
         chunk = min(manifest.prefill_chunk, context)
-        self._pools = Pools(spec, slots, context + SCRATCH_ROWS, mtp=mtp, copy_threads=min(threads, 8))
+        rows = context + SCRATCH_ROWS
         # Each session keeps the weights in its own packed form: advance, and verify with speculation.
         self._weights = bundle.file(WEIGHTS).stat().st_size * (2 if speculation else 1)
-        _check_memory(self._pools.nbytes, self._weights, slots, context)
+        check_memory(spec, slots, context, rows, mtp=mtp, weights=self._weights)
+        self._pools = Pools(spec, slots, rows, mtp=mtp, copy_threads=min(threads, 8))
         self._decoder = Decoder(bundle.path, threads, spec, self._pools, chunk=chunk, tree=tree)
         self._draft = (
             DraftLayer(bundle.path / "mtp.onnx", threads, spec, self._pools, positions=manifest.context)
@@ -273,10 +273,12 @@ class OrtExecutor:
         self._clock.tick()
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             for slot in slots:
                 self._slots[slot].broken = True
-            raise ExecutionError(f"a model run in slots {list(slots)} failed: {error}") from error
+            if isinstance(error, Exception):
+                raise ExecutionError(f"a model run in slots {list(slots)} failed: {error}") from error
+            raise
 
     def _slot(self, slot: int) -> SlotState:
         if self._closed:
@@ -301,13 +303,3 @@ def _neighbours(order: Sequence[int], slots: Sequence[int]) -> list[list[int]]:
         else:
             runs.append([index])
     return runs
-
-
-def _check_memory(slot_bytes: int, weights: int, slots: int, context: int) -> None:
-    available = psutil.virtual_memory().available
-    if slot_bytes + weights > available:
-        fits = max(0, available - weights) * context // slot_bytes
-        raise ConfigError(
-            f"{slots} slots of {context} tokens need {slot_bytes / 2**30:.1f} GiB beside {weights / 2**30:.1f} GiB of "
-            f"weights, {available / 2**30:.1f} GiB are available: ask for fewer slots or a context of at most {fits}"
-        )

@@ -7,14 +7,17 @@ the hidden row of token r), so a block of tokens [s, e) carries the MTP rows s-1
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 from edgellm.checkpoint.spec import ModelSpec
+from edgellm.errors import ConfigError
 
 F32 = NDArray[np.float32]
 
@@ -44,6 +47,33 @@ class Snapshot:
         return self.conv.nbytes + self.state.nbytes + self.hidden.nbytes
 
 
+def pool_shapes(spec: ModelSpec, slots: int, rows: int, *, mtp: bool) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the kv, conv and state pools, all float32."""
+    linear, attention, layers = spec.linear, spec.attention, len(spec.linear_layers)
+    parts = 2 * (len(spec.full_layers) + mtp)
+    return (
+        (parts, slots, attention.kv_heads, rows, attention.head_dim),
+        (layers, slots, linear.conv_kernel - 1, linear.conv_channels),
+        (layers, slots, linear.value_heads, linear.key_dim, linear.value_dim),
+    )
+
+
+def check_memory(spec: ModelSpec, slots: int, context: int, rows: int, *, mtp: bool, weights: int) -> None:
+    """The pools and `weights` bytes of weights fit into the memory that is available now.
+
+    Raises:
+        ConfigError: they do not; the message says what would.
+    """
+    needed = sum(4 * math.prod(shape) for shape in pool_shapes(spec, slots, rows, mtp=mtp))
+    available = psutil.virtual_memory().available
+    if needed + weights > available:
+        fits = max(0, available - weights) * context // needed
+        raise ConfigError(
+            f"{slots} slots of {context} tokens need {needed / 2**30:.1f} GiB beside {weights / 2**30:.1f} GiB of "
+            f"weights, {available / 2**30:.1f} GiB are available: ask for fewer slots or a context of at most {fits}"
+        )
+
+
 class Pools:
     """The memory of all slots. Fresh pages are taken from the system only when rows are written.
 
@@ -53,13 +83,13 @@ class Pools:
     """
 
     def __init__(self, spec: ModelSpec, slots: int, rows: int, *, mtp: bool, copy_threads: int) -> None:
-        linear, attention = spec.linear, spec.attention
-        layers = len(spec.linear_layers)
+        kv, conv, state = pool_shapes(spec, slots, rows, mtp=mtp)
         self.attention_parts = 2 * len(spec.full_layers)
-        self.parts = self.attention_parts + (2 if mtp else 0)
-        self.kv: F32 = np.zeros((self.parts, slots, attention.kv_heads, rows, attention.head_dim), np.float32)
-        self.conv: F32 = np.zeros((layers, slots, linear.conv_kernel - 1, linear.conv_channels), np.float32)
-        self.state: F32 = np.zeros((layers, slots, linear.value_heads, linear.key_dim, linear.value_dim), np.float32)
+        self.parts = kv[0]
+        self.kv: F32 = np.zeros(kv, np.float32)
+        self.conv: F32 = np.zeros(conv, np.float32)
+        self.state: F32 = np.zeros(state, np.float32)
+        layers = conv[0]
         self._shares = [
             (self.parts * i // copy_threads, self.parts * (i + 1) // copy_threads, i) for i in range(copy_threads)
         ]

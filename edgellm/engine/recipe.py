@@ -15,10 +15,10 @@ from typing import Any, Final, Literal, get_args
 
 from edgellm.decode.params import SpeculationParams
 from edgellm.errors import ConfigError, RequestError
+from edgellm.graph.encodings import Precision
+from edgellm.graph.tree import MAX_TREE
 
-Precision = Literal["f32", "int8", "int4"]
 Target = Literal["ort-cpu"]
-MAX_TREE_NODES: Final = 16  # the tree graph solves paths of up to 16 nodes exactly
 MAX_CONTEXT: Final = 1 << 24
 
 
@@ -33,6 +33,7 @@ class Recipe:
     target: Target = "ort-cpu"
     precision: Precision = "f32"  # of the large matrices
     block_size: int = 32  # columns that share a scale (int8, int4)
+    accuracy_level: int = 4  # 4: products on activations rounded to int8 (fast); 0: on float32 activations
     block_tokens: int = 64  # tokens of a cache block
     tree_nodes: int = 16  # most nodes of one verify, root included
     prefill_chunk: int = 1024  # most tokens of one advance
@@ -43,8 +44,9 @@ class Recipe:
         _choice("target", self.target, get_args(Target))
         _choice("precision", self.precision, get_args(Precision))
         _choice("block_size", self.block_size, (16, 32, 64, 128, 256))
+        _choice("accuracy_level", self.accuracy_level, (0, 4))
         _integer("block_tokens", self.block_tokens, 1, 4096)
-        _integer("tree_nodes", self.tree_nodes, 1, MAX_TREE_NODES)
+        _integer("tree_nodes", self.tree_nodes, 1, MAX_TREE)
         _integer("prefill_chunk", self.prefill_chunk, 1, 8192)
         if self.context is not None:
             _integer("context", self.context, 1, MAX_CONTEXT)
