@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgellm.decode.constraint import Constraint
 from edgellm.decode.logprobs import TokenLogprob as TokenLogprob
 from edgellm.decode.params import SamplingParams, SpeculationParams
 
@@ -39,6 +40,7 @@ class Request:
     stable_lengths: tuple[int, ...] | None = None
     priority: int = 0  # scheduling: higher first
     deadline_s: float | None = None  # seconds from submission; then finish_reason "deadline"
+    constraint: Constraint | None = None  # restricts the tokens; for this request alone, it has state
 
 
 @dataclass(frozen=True, slots=True)

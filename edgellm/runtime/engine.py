@@ -1,0 +1,325 @@
+"""The engine: one thread that owns the executor and keeps every running request moving.
+
+Requests come from any thread or event loop through `submit`; outputs leave through `Generation`. A turn of the loop is:
+end what was cancelled or is late, admit, compute one prefill chunk, then one decode round over all decoding sequences.
+What must stay true: only the engine's thread touches the executor and the cache; nobody who waits is left waiting: if
+the engine dies, every request ends with an error and later ones are refused.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Literal
+
+from edgellm.cache import EventBus, PrefixCache, PrefixStore
+from edgellm.decode.draft import draft_tree
+from edgellm.decode.params import SpeculationParams
+from edgellm.engine.base import Chunk, Executor, ExecutorInfo
+from edgellm.errors import ConfigError, EngineDeadError, ExecutionError
+from edgellm.runtime.adaptive import OFF, AutoSpeculation
+from edgellm.runtime.checks import check_request
+from edgellm.runtime.generation import Channel
+from edgellm.runtime.generation import Generation as Generation
+from edgellm.runtime.metered import ExecutorFault, MeteredExecutor
+from edgellm.runtime.scheduler import Scheduler
+from edgellm.runtime.sequence import Phase, Sequence
+from edgellm.runtime.stats import EngineStats, Totals
+from edgellm.runtime.stepper import Stepper
+from edgellm.runtime.types import FinishReason, Request
+from edgellm.text.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+Speculation = SpeculationParams | Literal["auto"] | None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """Settings of an engine. Budgets in bytes.
+
+    `speculation` holds for requests that do not say: a shape, "auto" (chosen by measured cost), or None for off. It has
+    no effect on an executor that cannot draft.
+    """
+
+    block_budget: int
+    snapshot_budget: int
+    speculation: Speculation = "auto"
+    full_tree: SpeculationParams = field(default_factory=SpeculationParams)  # the largest shape that "auto" uses
+    prefill_chunk: int = 512  # tokens prefilled between two decode rounds
+    max_queue: int = 256  # requests that may wait for a slot
+    cache_dir: Path | None = None  # shared prefixes survive a restart here
+    warm_up: bool = False  # run every graph once before the first request
+
+    def __post_init__(self) -> None:
+        if (
+            self.speculation is not None
+            and self.speculation != "auto"
+            and not isinstance(self.speculation, SpeculationParams)
+        ):
+            raise ConfigError(f'speculation: must be "auto", None or SpeculationParams, got {self.speculation!r}')
+        for name, least in (("block_budget", 0), ("snapshot_budget", 0), ("prefill_chunk", 1), ("max_queue", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}: must be at least {least}, got {getattr(self, name)}")
+
+
+class Engine:
+    """See the module's docstring. Takes over the executor, once it is made: `close` closes it.
+
+    Args:
+        tokenizer: turns tokens into text.
+        eos: tokens that end a sequence unless a request ignores them.
+        clock: seconds, for deadlines and timings.
+
+    Raises:
+        ConfigError: a setting is out of range.
+        Exception: whatever the executor raises while it is warmed up.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        settings: EngineSettings,
+        *,
+        eos: Collection[int],
+        events: EventBus | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._executor = MeteredExecutor(executor)
+        self.info: ExecutorInfo = self._executor.info
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._eos = frozenset(eos)
+        self._clock = clock
+        self.cache = PrefixCache(
+            self._executor,
+            block_budget_bytes=settings.block_budget,
+            snapshot_budget_bytes=settings.snapshot_budget,
+            events=events,
+        )
+        self._prefixes = None if settings.cache_dir is None else PrefixStore(self.cache, settings.cache_dir)
+        self._totals = Totals()
+        self._scheduler = Scheduler(self.info.slots, settings.max_queue)
+        self._stepper = Stepper(
+            self._executor,
+            self.cache,
+            self._prefixes,
+            self._totals,
+            prefill_chunk=settings.prefill_chunk,
+            leave=self._left,
+            clock=clock,
+        )
+        self._can_draft = self.info.draft_top_k > 0 and self.info.max_tree > 1
+        asked = settings.speculation
+        self._default = asked if isinstance(asked, SpeculationParams) else OFF
+        self._auto = AutoSpeculation(settings.full_tree) if asked == "auto" and self._can_draft else None
+        self._memory = executor.memory()
+        self._wake = threading.Condition()  # guards what follows
+        self._cancelled: set[Sequence] = set()
+        self._orders = count()
+        self._closing = False
+        self._dead: str | None = None
+        self._started = threading.Event()
+        self._start_error: BaseException | None = None
+        self._thread = threading.Thread(target=self._main, name="edgellm-engine", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._start_error is not None:
+            raise self._start_error
+        atexit.register(self.close)
+
+    # -- from any thread
+
+    def submit(self, request: Request) -> Generation:
+        """Queue a request.
+
+        Raises:
+            RequestError: it is invalid; names the field.
+            QueueFullError: too many requests wait.
+            EngineDeadError: the engine was closed or died.
+        """
+        key = check_request(request, self.info)
+        channel = Channel()
+        sequence = Sequence(
+            request,
+            key,
+            channel,
+            self._tokenizer,
+            order=next(self._orders),
+            now=self._clock(),
+            context=self.info.max_tokens,
+            eos=self._eos,
+        )
+        channel.on_cancel = lambda: self._cancel(sequence)
+        with self._wake:
+            if self._closing or self._dead is not None:
+                raise EngineDeadError(self._dead or "the engine is closed")
+            self._scheduler.enqueue(sequence)
+            self._wake.notify()
+        return Generation(request.id, channel)
+
+    def stats(self) -> EngineStats:
+        """What was done so far and is held now; also of an engine that is dead or closed."""
+        totals, scheduler = self._totals, self._scheduler
+        executor_s = self._executor.seconds
+        with self._wake:
+            return EngineStats(
+                healthy=self._dead is None and not self._closing,
+                error=self._dead or ("the engine is closed" if self._closing else None),
+                queued=scheduler.queued,
+                running=scheduler.running,
+                slots=self.info.slots,
+                slots_free=scheduler.free_slots,
+                prompt_tokens=totals.prompt_tokens,
+                cached_tokens=totals.cached_tokens,
+                prefilled_tokens=totals.prefilled_tokens,
+                generated_tokens=totals.generated_tokens,
+                drafted_tokens=totals.drafted_tokens,
+                accepted_tokens=totals.accepted_tokens,
+                steps=totals.steps,
+                prefill_chunks=totals.prefill_chunks,
+                faults=totals.faults,
+                finished=dict(totals.finished),
+                executor_s=executor_s,
+                host_s=totals.host_s,
+                cache=self.cache.stats(),
+                memory=dict(self._memory),
+            )
+
+    def close(self) -> None:
+        """Stop: whatever runs or waits ends with "abort", prefixes are saved, the executor is closed. Idempotent."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        atexit.unregister(self.close)
+
+    def _cancel(self, sequence: Sequence) -> None:
+        with self._wake:
+            if sequence.phase is not Phase.DONE:
+                self._cancelled.add(sequence)
+                self._wake.notify()
+
+    def _left(self, sequence: Sequence) -> None:
+        with self._wake:
+            self._scheduler.leave(sequence)
+
+    # -- the engine's thread
+
+    def _main(self) -> None:
+        try:
+            self._start()
+        except BaseException as error:
+            self._start_error = error
+            return
+        finally:
+            self._started.set()
+        try:
+            while self._wait():
+                start, inside = time.perf_counter(), self._executor.seconds
+                self._turn()
+                self._totals.host_s += time.perf_counter() - start - (self._executor.seconds - inside)
+        except BaseException as error:
+            logger.critical("the engine stops", exc_info=error)
+            with self._wake:
+                self._dead = f"the engine stopped after a fault: {error}"
+        self._shut_down()
+
+    def _start(self) -> None:
+        if self._settings.warm_up:
+            try:
+                _warm_up(self._executor, self._settings.full_tree if self._can_draft else OFF)
+            except ExecutorFault as fault:
+                raise ExecutionError(f"the first run of the model failed: {fault}") from fault
+        if self._prefixes is not None:
+            self._prefixes.load_all()
+
+    def _wait(self) -> bool:
+        """Sleep until there is work; False when the engine is to stop. Noted prefixes are saved in quiet moments."""
+        with self._wake:
+            if not self._scheduler.idle:
+                return not self._closing
+        self._memory = self._executor.memory()
+        while self._prefixes is not None and self._scheduler.idle and self._prefixes.flush(1):
+            pass  # one at a time: a request may come
+        with self._wake:
+            self._wake.wait_for(lambda: self._closing or not self._scheduler.idle)
+            return not self._closing
+
+    def _turn(self) -> None:
+        scheduler, stepper = self._scheduler, self._stepper
+        with self._wake:
+            cancelled, late = scheduler.ended(self._clock(), self._cancelled)
+            self._cancelled.clear()
+        for sequence in cancelled:
+            stepper.drop(sequence, "abort")
+        for sequence in late:
+            stepper.drop(sequence, "deadline")
+        with self._wake:
+            scheduler.admit()
+        next_to_prefill, decoding = scheduler.to_prefill(), scheduler.to_decode()
+        if next_to_prefill is not None:
+            stepper.prefill(next_to_prefill)
+        if decoding:
+            self._decode_round(decoding)
+
+    def _decode_round(self, decoding: list[Sequence]) -> None:
+        """One step of every decoding sequence: single tokens together, trees one by one."""
+        default, size = self._default, len(decoding)
+        if self._auto is not None:
+            default = self._auto.choose(size)
+            start, tokens = time.perf_counter(), self._totals.generated_tokens
+        plain: list[Sequence] = []
+        for sequence in decoding:
+            params = sequence.request.speculation or default
+            if params.enabled and self._can_draft and sequence.remaining > 1:
+                self._stepper.speculate(sequence, params)
+            else:
+                plain.append(sequence)
+        for first in range(0, len(plain), self.info.max_batch):
+            self._stepper.decode(plain[first : first + self.info.max_batch])
+        if self._auto is not None:
+            seconds = time.perf_counter() - start
+            self._auto.record(size, default, seconds, self._totals.generated_tokens - tokens)
+
+    def _shut_down(self) -> None:
+        reason: FinishReason = "abort" if self._dead is None else "error"
+        for sequence in self._scheduler.everyone():
+            try:
+                self._stepper.drop(sequence, reason, self._dead)
+            except Exception as error:
+                logger.error("request %s: %s", sequence.request.id, error)
+        with self._wake:
+            self._scheduler.forget_queue()
+        try:
+            if self._prefixes is not None and self._dead is None:
+                self._prefixes.close()
+            self.cache.clear()
+            self._memory = self._executor.memory()
+        except Exception as error:
+            logger.error("while the engine was closed", exc_info=error)
+        finally:
+            self._executor.close()
+
+
+def _warm_up(executor: MeteredExecutor, shape: SpeculationParams) -> None:
+    """Run a chunk, a single token and a tree once: first runs allocate and are slow."""
+    info = executor.info
+    size = min(16, info.max_chunk)
+    if info.max_tokens < size + 2 + shape.steps:
+        return
+    executor.reset(0)
+    executor.advance([Chunk(0, [0] * size, True)])
+    executor.advance([Chunk(0, [0], True)])
+    if shape.enabled:
+        executor.verify(draft_tree(executor, 0, 0, shape, max_depth=shape.steps).tree)
+        executor.commit(0, [0])
+    executor.reset(0)
