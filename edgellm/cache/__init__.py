@@ -17,34 +17,44 @@ sequence uses it (one engine thread, `edgellm.runtime`):
         cache.store(lease, committed, len(committed), slot=slot, snapshot="output")
     cache.release(lease)                                                # always, also after abort
 
-A request that may not read the cache acquires with `limit=0`; one that may not write it does not call `store`. A
-sequence that is stopped midway just releases its lease: what was stored is true, whatever happens to the slot later.
+With a `PrefixStore` behind `--cache-dir`: `prefixes.load_all()` at a start, `prefixes.flush(1)` whenever the engine is
+idle, `prefixes.close()` at shutdown.
+
+A request that may not read the cache acquires with `limit=0`; one that may not write it does not call `store`, but
+may call `lease.restored()` once the slot is restored, so that the snapshot need not be kept for it. A sequence that is
+stopped midway just releases its lease: what was stored is true, whatever happens to the slot later.
 
 Modules: `keys` token strings and path hashes; `tree` nodes, snapshots and the search; `prefix_cache` the cache;
-`eviction` what goes first; `policy` where snapshots are taken; `events` what changed; `budgets` how many bytes;
-`persist` shared prefixes on disk; `check` the invariants.
+`lease` a sequence's hold; `pool` what is held, counted and announced; `eviction` what goes first; `policy` where
+snapshots are taken; `events` what changed; `budgets` how many bytes; `persist` shared prefixes on disk and
+`prefix_file` one of them; `check` the invariants.
 """
 
 from edgellm.cache.budgets import CacheBudgets, plan_budgets
-from edgellm.cache.events import CacheEvent, EventBus
+from edgellm.cache.events import CacheEvent, Created, EventBus, Removed, Stored, Updated
 from edgellm.cache.keys import TokenKey
+from edgellm.cache.lease import Lease
 from edgellm.cache.persist import LoadReport, PrefixStore
 from edgellm.cache.policy import SnapshotKind, SnapshotPoint, keep_after_generation, plan_snapshots
-from edgellm.cache.prefix_cache import CacheStats, Lease, Match, PrefixCache
+from edgellm.cache.prefix_cache import CacheStats, Match, PrefixCache
 
 __all__ = [
     "CacheBudgets",
     "CacheEvent",
     "CacheStats",
+    "Created",
     "EventBus",
     "Lease",
     "LoadReport",
     "Match",
     "PrefixCache",
     "PrefixStore",
+    "Removed",
     "SnapshotKind",
     "SnapshotPoint",
+    "Stored",
     "TokenKey",
+    "Updated",
     "keep_after_generation",
     "plan_budgets",
     "plan_snapshots",
