@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os.path import commonprefix
@@ -44,6 +45,8 @@ class ChatRenderer:
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
         self._tokenizer = tokenizer
+        literals = sorted(tokenizer.added, key=len, reverse=True)
+        self._literal = re.compile(f"({'|'.join(map(re.escape, literals))})" if literals else "(?!)")
 
     @classmethod
     def load(cls, folder: Path | str, tokenizer: Tokenizer) -> ChatRenderer:
@@ -75,7 +78,7 @@ class ChatRenderer:
         Raises:
             RequestError: the messages are malformed, or the template refuses them; names the field.
         """
-        clean = normalize(messages, self._tokenizer.literal)
+        clean = normalize(messages, self._literal)
         if continue_final_message and clean[-1]["role"] != "assistant":
             raise RequestError(
                 "continue_final_message needs a last message of the assistant", param="continue_final_message"
@@ -109,7 +112,7 @@ class ChatRenderer:
             return len(ids)
         # Everything before the last control token inside the common text has the same tokens: compare only from there.
         shared = len(commonprefix([text, longer]))  # noqa: RUF071 - plain strings, not paths
-        cut = max((match.start() for match in self._tokenizer.literal.finditer(text, 0, shared)), default=0)
+        cut = max((match.start() for match in self._literal.finditer(text, 0, shared)), default=0)
         head = len(self._encode(text[:cut])) if cut else 0
         tail = self._encode(longer[cut:])
         count = head
@@ -124,7 +127,7 @@ class ChatRenderer:
         if MARK not in text:
             return self._tokenizer.encode(text, allow_special=True)
         ids: list[int] = []
-        for piece in self._tokenizer.literal.split(text):
+        for piece in self._literal.split(text):
             if piece in self._tokenizer.added:
                 ids.append(self._tokenizer.added[piece])
             elif piece:

@@ -1,146 +1,225 @@
-"""The checkpoint's tokenizer: exact encoding with a cache of segments, and what the rest needs to know of its ids.
+"""The checkpoint's own tokenizer: text to ids and back, with the ids that mean something.
 
-A text is cut at control-token literals before the `tokenizers` library sees it. Added tokens are matched before
-normalisation and pre-tokenisation, so the pieces between them never influence each other: encoding piece by piece gives
-the same ids, and a long prompt that grew at its end costs only its new pieces.
+Encoding splits the text at added tokens and looks each piece up in a cache: a prompt that grew by one turn costs only
+the new turn. The split is exact because the tokenizer itself cuts added tokens out before it normalises and
+pre-tokenises the rest.
+
+What must stay true: with special tokens allowed, ids equal those of the tokenizer library for the whole text; with
+special tokens not allowed, no id of an added token ever comes out; decoding equals the library's. All methods may be
+called from any thread.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import threading
-from collections import OrderedDict
+from array import array
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, Final
 
-from tokenizers import Tokenizer as Backend
-from tokenizers.decoders import DecodeStream
+import tokenizers
 
+from edgellm.checkpoint.tokenizer_files import read_json
 from edgellm.errors import CheckpointError, RequestError
+from edgellm.text.bytelevel import token_bytes
+from edgellm.text.segments import SegmentCache
+from edgellm.text.stream import TextStream
 
-_CACHE_CHARS = 32_000_000  # characters of cached segments
+# Part of what the model says to its reader or to a parser, even where a tokenizer marks them special.
+SPOKEN_TOKENS: Final = frozenset(
+    ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+)
+_NO_TOKEN: Final = re.compile(r"(?!)")
 
 
 class Tokenizer:
-    """Use `load`. Safe to call from several threads."""
+    """A byte-level BPE tokenizer read from ``tokenizer.json``; make one with `load`.
 
-    def __init__(self, backend: Backend, plain: Backend, eos: tuple[int, ...]) -> None:
-        self._backend = backend
-        self._plain = plain  # the same without added tokens: text that must not become control tokens
-        added = backend.get_added_tokens_decoder()
-        self.added: dict[str, int] = {token.content: index for index, token in added.items()}
-        self.special_ids = frozenset(index for index, token in added.items() if token.special)
-        self.eos_token_ids = eos
-        self.vocab_size = max(backend.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
-        literals = sorted(self.added, key=len, reverse=True)
-        self.literal = re.compile("(" + "|".join(map(re.escape, literals)) + ")") if literals else re.compile("(?!)")
-        self._cache: OrderedDict[tuple[str, bool], list[int]] = OrderedDict()
-        self._cached_chars = 0
-        self._lock = threading.Lock()
+    Attributes:
+        vocab_size: highest token id + 1; the model's embedding may have more rows.
+        eos_token_ids: ids that end a turn, sorted.
+        special_ids: ids of control tokens (``<|im_end|>`` and such): never shown, never made from a client's text.
+        added: text of every added token → id, control tokens and tags such as ``<think>`` alike.
+        named: ``bos_token``, ``eos_token``, … of ``tokenizer_config.json``, those that are set.
+    """
+
+    def __init__(
+        self,
+        library: tokenizers.Tokenizer,
+        *,
+        eos_token_ids: Iterable[int] = (),
+        named: dict[str, str] | None = None,
+        cache_bytes: int = 64 << 20,
+    ) -> None:
+        if type(library.decoder).__name__ != "ByteLevel":
+            raise CheckpointError(f"tokenizer.json: decoder must be ByteLevel, got {type(library.decoder).__name__}")
+        library.no_truncation()
+        library.no_padding()
+        tokens: dict[int, Any] = library.get_added_tokens_decoder()
+        self._library = library
+        self._normalizer = library.normalizer
+        self._pre_tokenizer = library.pre_tokenizer
+        self._model = library.model
+        self.vocab_size: int = max(library.get_vocab(with_added_tokens=True).values()) + 1
+        self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
+        self.added: dict[str, int] = {token.content: token_id for token_id, token in tokens.items()}
+        self.special_ids = frozenset(
+            i for i, token in tokens.items() if token.special and token.content not in SPOKEN_TOKENS
+        )
+        self.named = named or {}
+        # Tokens that absorb neighbours, or match only normalised or whole words, are left to the library.
+        self._simple = not any(t.normalized or t.lstrip or t.rstrip or t.single_word for t in tokens.values())
+        self._added_pattern = _any_of(self.added)
+        self._bytes: dict[int, bytes] = {}
+        self._cache = SegmentCache(cache_bytes // 2)
+        self._plain_cache = SegmentCache(cache_bytes // 2)
 
     @classmethod
-    def load(cls, folder: Path | str) -> Tokenizer:
-        """Read tokenizer.json and the end-of-sequence ids of a checkpoint or bundle folder.
+    def load(cls, folder: str | Path) -> Tokenizer:
+        """Read the tokenizer files of a checkpoint or bundle.
 
         Raises:
-            CheckpointError: a file is missing or cannot be read.
+            CheckpointError: ``tokenizer.json`` is missing, unreadable or not byte-level, or an end token is unknown.
         """
         folder = Path(folder)
         path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise CheckpointError(f"{folder} has no tokenizer.json")
         try:
-            text = path.read_text(encoding="utf-8")
-            data = json.loads(text)
-            backend = Backend.from_str(text)
-            plain = Backend.from_str(json.dumps({**data, "added_tokens": []}))
-        except Exception as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        return cls(backend, plain, _eos_ids(folder, backend))
+            library = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises bare Exception
+            raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
+        named = _named_tokens(folder)
+        return cls(library, eos_token_ids=_eos_ids(folder, library, named.get("eos_token")), named=named)
 
     def encode(self, text: str, *, allow_special: bool) -> list[int]:
-        """Token ids of `text`.
+        """Token ids of `text`; nothing is added in front or behind.
 
-        With `allow_special` control-token literals become control tokens; without it they are ordinary text.
+        Args:
+            text: any text without lone surrogates.
+            allow_special: whether the text of an added token becomes that token; False for text of a client.
 
         Raises:
-            RequestError: the text holds a lone surrogate, which no encoding has.
+            RequestError: `text` holds a lone surrogate, which has no UTF-8 form.
         """
+        check_surrogates(text)
         if not allow_special:
-            return list(self._segment(text, False))
+            return list(self.encode_plain(text))
         ids: list[int] = []
-        for piece in self.literal.split(text):
-            if piece in self.added:
-                ids.append(self.added[piece])
-            elif piece:
-                ids.extend(self._segment(piece, True))
+        for part in self.split(text):
+            ids.extend(self.encode_part(part))
         return ids
 
-    def decode(self, ids: list[int] | tuple[int, ...], *, skip_special: bool = True) -> str:
-        """Text of ids; invalid bytes become U+FFFD. `skip_special` leaves out control tokens such as end-of-turn."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special))
+    def split(self, text: str) -> list[str]:
+        """`text` cut at added tokens: the even entries are text between them (perhaps empty), the odd ones tokens."""
+        return self._added_pattern.split(text) if self._simple else [text]
 
-    def decode_stream(self, *, skip_special: bool) -> DecodeStream:
-        """The library's incremental decoder; feed it with `step`."""
-        return DecodeStream(skip_special_tokens=skip_special)
-
-    def step(self, stream: DecodeStream, token: int) -> str | None:
-        """Text that `token` completes, or None while a character is not whole."""
-        text: str | None = stream.step(self._backend, token)
-        return text
-
-    def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for (byte-level vocabularies)."""
-        literal = self._backend.id_to_token(token)
-        if literal is None:
-            return b""
-        if literal in self.added:
-            return literal.encode()
-        try:
-            return bytes(_BYTES[char] for char in literal)
-        except KeyError:
-            return literal.encode()
-
-    def _segment(self, text: str, special: bool) -> list[int]:
-        key = (text, special)
-        with self._lock:
-            found = self._cache.get(key)
-            if found is not None:
-                self._cache.move_to_end(key)
-                return found
-        try:
-            backend = self._backend if special else self._plain
-            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError("text holds a lone surrogate; send well-formed Unicode", param="messages") from error
-        with self._lock:
-            self._cache[key] = ids
-            self._cached_chars += len(text)
-            while self._cached_chars > _CACHE_CHARS:
-                old, _ = self._cache.popitem(last=False)
-                self._cached_chars -= len(old[0])
+    def encode_part(self, part: str) -> Sequence[int]:
+        """Ids of one entry of `split`, from the cache when it was seen before."""
+        if not part:
+            return ()
+        if (token_id := self.added.get(part)) is not None:
+            return (token_id,)
+        ids = self._cache.get(part)
+        if ids is None:
+            ids = array("I", self._library.encode(part, add_special_tokens=False).ids)
+            self._cache.put(part, ids)
         return ids
 
+    def encode_plain(self, text: str) -> Sequence[int]:
+        """Ids of `text` in which the text of an added token is ordinary text."""
+        if self._simple and not self._added_pattern.search(text):
+            return self.encode_part(text)
+        ids = self._plain_cache.get(text)
+        if ids is None:
+            normal = text if self._normalizer is None else self._normalizer.normalize_str(text)
+            pieces = [(normal, (0, 0))] if self._pre_tokenizer is None else self._pre_tokenizer.pre_tokenize_str(normal)
+            ids = array("I", [token.id for entry in pieces for token in self._model.tokenize(entry[0])])
+            self._plain_cache.put(text, ids)
+        return ids
 
-def _eos_ids(folder: Path, backend: Backend) -> tuple[int, ...]:
-    """Ids from generation_config.json and the tokenizer's own eos_token, in that order."""
-    ids: list[int] = []
-    generation = folder / "generation_config.json"
-    if generation.is_file():
-        value = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
-        ids += value if isinstance(value, list) else [] if value is None else [value]
-    config = folder / "tokenizer_config.json"
-    if config.is_file():
-        token = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
-        literal = token.get("content") if isinstance(token, dict) else token
-        found = backend.token_to_id(literal) if literal else None
-        ids += [] if found is None else [found]
-    return tuple(dict.fromkeys(ids))
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """Text of `ids`. Invalid UTF-8 becomes U+FFFD; ids outside the vocabulary have no text.
+
+        Args:
+            ids: token ids.
+            skip_special: leave out `special_ids`.
+        """
+        hidden = self.special_ids if skip_special else frozenset()
+        return b"".join([self.token_bytes(i) for i in ids if i not in hidden]).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes a token stands for; a character may be spread over several tokens."""
+        found = self._bytes.get(token_id)
+        if found is None:
+            token = self._library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+            found = self._bytes[token_id] = b"" if token is None else token_bytes(token)
+        return found
+
+    def stream(self, skip_special: bool = True, stop: Sequence[str] = ()) -> TextStream:
+        """An incremental decoder for one generation.
+
+        Args:
+            skip_special: leave out `special_ids`.
+            stop: strings that end the text; they are not part of it.
+
+        Raises:
+            RequestError: an empty stop string.
+        """
+        return TextStream(self.token_bytes, self.special_ids if skip_special else frozenset(), stop)
 
 
-def _byte_letters() -> dict[str, int]:
-    """The letter that stands for each byte in a byte-level vocabulary, inverted (source: the GPT-2 scheme)."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(plain)]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+def check_surrogates(text: str, param: str | None = None) -> None:
+    """Refuse text with half of a surrogate pair (a cut emoji): it has no UTF-8 form, so no tokens.
+
+    Raises:
+        RequestError: naming `param` and the position.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        where = f"{param or 'text'} contains a lone surrogate at character {error.start}"
+        raise RequestError(where, param=param, code="invalid_string") from None
 
 
-_BYTES = _byte_letters()
+def _any_of(literals: Iterable[str]) -> re.Pattern[str]:
+    """Leftmost, then longest of `literals`, as one capture group."""
+    ordered = sorted((re.escape(text) for text in literals if text), key=len, reverse=True)
+    return re.compile(f"({'|'.join(ordered)})") if ordered else _NO_TOKEN
+
+
+def _named_tokens(folder: Path) -> dict[str, str]:
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return {}
+    named: dict[str, str] = {}
+    for key, value in read_json(path).items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            named[key] = text
+    return named
+
+
+def _eos_ids(folder: Path, library: tokenizers.Tokenizer, eos_token: str | None) -> set[int]:
+    """The end tokens of config.json, generation_config.json and tokenizer_config.json: each of them ends a turn."""
+    ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        if not (folder / name).is_file():
+            continue
+        config = read_json(folder / name)
+        nested = config.get("text_config")
+        for source in (config, nested if isinstance(nested, dict) else {}):
+            value = source.get("eos_token_id")
+            values = value if isinstance(value, list) else [] if value is None else [value]
+            for token_id in values:
+                if type(token_id) is not int or library.id_to_token(max(token_id, 0)) is None:
+                    raise CheckpointError(f"{name}: eos_token_id {token_id!r} is not a token of tokenizer.json")
+                ids.add(token_id)
+    if eos_token is not None:
+        token_id = library.token_to_id(eos_token)
+        if token_id is None:
+            raise CheckpointError(f"tokenizer_config.json: eos_token {eos_token!r} is not in tokenizer.json")
+        ids.add(token_id)
+    return ids

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgellm.errors import CheckpointError, RequestError
-from edgellm.text.stream import TextStream
 from edgellm.text.tokenizer import Tokenizer
 
 PIECES = st.lists(
@@ -21,7 +20,7 @@ PIECES = st.lists(
 @given(pieces=PIECES)
 def test_segments_encode_as_the_whole(tokenizer: Tokenizer, pieces: list[str]) -> None:
     text = "".join(pieces)
-    whole: Any = tokenizer._backend.encode(text, add_special_tokens=False)
+    whole: Any = tokenizer._library.encode(text, add_special_tokens=False)
     assert tokenizer.encode(text, allow_special=True) == whole.ids
     assert tokenizer.encode(text, allow_special=True) == whole.ids  # now from the cache
 
@@ -38,12 +37,12 @@ def test_plain_text_never_becomes_control_tokens(tokenizer: Tokenizer, text: str
     ids=st.lists(st.integers(0, 1023), max_size=40), sizes=st.lists(st.integers(1, 5), min_size=1), skip=st.booleans()
 )
 def test_streamed_text_is_the_decoded_text(tokenizer: Tokenizer, ids: list[int], sizes: list[int], skip: bool) -> None:
-    stream, shown, position, turn = TextStream(tokenizer, skip_special=skip), "", 0, 0
+    stream, shown, position, turn = tokenizer.stream(skip), "", 0, 0
     while position < len(ids):
         size = sizes[turn % len(sizes)]
         shown += stream.push(ids[position : position + size]).text
         position, turn = position + size, turn + 1
-    assert shown + stream.finish().text == tokenizer.decode(ids, skip_special=skip)
+    assert shown + stream.finish() == tokenizer.decode(ids, skip_special=skip)
 
 
 @settings(max_examples=200, deadline=None)
@@ -54,9 +53,9 @@ def test_streamed_text_is_the_decoded_text(tokenizer: Tokenizer, ids: list[int],
 def test_stop_strings_end_the_text_before_them(tokenizer: Tokenizer, text: str, stop: list[str]) -> None:
     ids = tokenizer.encode(text, allow_special=False)
     decoded = tokenizer.decode(ids)
-    stream = TextStream(tokenizer, stop=stop)
+    stream = tokenizer.stream(stop=stop)
     pushed = stream.push(ids)
-    shown = pushed.text + ("" if pushed.stop else stream.finish().text)
+    shown = pushed.text + ("" if pushed.stop else stream.finish())
     hits = [decoded.find(s) for s in stop if s in decoded]
     if pushed.stop is not None:
         # The earliest completed match: its tokens are those up to the one that completed it.
