@@ -137,7 +137,7 @@ class GenerationResponse(Response):
     async def _send_stream(self, send: Send) -> None:
         async for output in self._generation:
             self._check(output)
-            chunks = self._answer.feed(output)
+            chunks = list(self._answer.feed(output))
             await self._open(send)
             for chunk in chunks:
                 await self._write(send, event(chunk))
@@ -172,11 +172,11 @@ class GenerationResponse(Response):
         if output.finish_reason == "abort":
             raise ApiError(503, "the request was cancelled by the server", kind="server_error", code="cancelled")
         log.error("request %s failed: %s", self._generation.id, output.error)
-        raise ApiError(500, output.error or "generation failed", kind="server_error", code="generation_failed")
+        raise _failed("generation failed; the server's log has the reason")
 
     def _check_end(self) -> None:
         if self._final is None:
-            raise ApiError(500, "generation ended without a result", kind="server_error", code="generation_failed")
+            raise _failed("generation ended without a result")
 
     async def _open(self, send: Send) -> None:
         if self._started:
@@ -212,3 +212,7 @@ class GenerationResponse(Response):
             entry["completion"] = final.usage.completion_tokens
             if final.timing is not None:
                 entry["ttft_ms"] = round(final.timing.first_token_s * 1e3, 1)
+
+
+def _failed(message: str) -> ApiError:
+    return ApiError(500, message, kind="server_error", code="generation_failed")

@@ -1,13 +1,10 @@
-"""A server on a real socket in front of a scripted engine: the reply to every prompt is given as text."""
+"""A server on a real socket in front of the real engine; only the model is scripted: its reply is given as text."""
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,13 +12,16 @@ import httpx
 import pytest
 
 from edgellm.checkpoint.synth import make_checkpoint
-from edgellm.errors import EngineDeadError, QueueFullError
-from edgellm.runtime.types import Output, Request, Timing, TokenLogprob, Usage
+from edgellm.decode.params import SpeculationParams
+from edgellm.engine.scripted import ScriptedExecutor
+from edgellm.engine.scripts import ReplyScript
+from edgellm.runtime.engine import Generation
+from edgellm.runtime.llm import LLM
+from edgellm.runtime.types import Request
 from edgellm.server.app import create_app
 from edgellm.server.run import Server, listen, make_server
 from edgellm.server.settings import ServerSettings
 from edgellm.text.chat import ChatRenderer
-from edgellm.text.stream import TextStream
 from edgellm.text.tokenizer import Tokenizer
 
 CONTEXT = 4096
@@ -37,162 +37,48 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Chat
 
 @dataclass
 class Script:
-    """What the engine does. `reply` may depend on the request; times in seconds; `fail_at` counts outputs from 1."""
+    """What the model does; it may be changed while the engine is idle. Times in seconds.
 
-    reply: Callable[[Request], str] | str = "Hello there."
-    eos: bool = True
-    step_s: float = 0.0
-    prefill_s: float = 0.0
-    fail_at: int | None = None
-    group: int = 3
+    `fail_in`: the executor call of this number from now (1: the next advance) and all later ones fail.
+    """
+
+    reply: str = "Hello there."
+    decode_step_s: float = 0.0
+    prefill_token_s: float = 0.0
+    draft_step_s: float = 0.0
+    fail_in: int | None = None
     requests: list[Request] = field(default_factory=list)
 
-
-@dataclass(frozen=True)
-class Stats:
-    healthy: bool
-    error: str | None
-    running: int
-    queued: int
+    def on_call(self, operation: str, _: int) -> None:
+        if operation in ("advance", "verify") and self.fail_in is not None:
+            self.fail_in -= 1
+            if self.fail_in <= 0:
+                raise RuntimeError("scripted fault")
 
 
-class FakeGeneration:
-    def __init__(self, engine: FakeEngine, request: Request) -> None:
-        self.id = request.id
-        self._engine = engine
-        self._request = request
-        self._outputs: queue.SimpleQueue[Output] = queue.SimpleQueue()
-        self._wake: Callable[[], None] | None = None
-        self.cancelled = threading.Event()
+class _Replies:
+    """The executor's script: a fresh ReplyScript whenever the reply was changed."""
 
-    def cancel(self) -> None:
-        self.cancelled.set()
+    def __init__(self, script: Script, tokenizer: Tokenizer) -> None:
+        self._script = script
+        self._tokenizer = tokenizer
+        self._made: dict[str, ReplyScript] = {}
 
-    async def __aiter__(self) -> AsyncIterator[Output]:
-        loop = asyncio.get_running_loop()
-        while True:
-            output = await loop.run_in_executor(self._engine.waiters, self._outputs.get)
-            yield output
-            if output.finish_reason is not None:
-                return
-
-    def run(self) -> None:
-        start = time.monotonic()
-        while not self._engine.slots.acquire(timeout=0.01):
-            if self.cancelled.is_set():
-                self._end("abort", 0, start, start)
-                return
-        self._engine.started(self)
-        try:
-            self._decode(start)
-        finally:
-            self._engine.slots.release()
-
-    def _decode(self, start: float) -> None:
-        script, request, tokenizer = self._engine.script, self._request, self._engine.tokenizer
-        if self.cancelled.wait(script.prefill_s):
-            return self._end("abort", 0, start, start)
-        reply = script.reply if isinstance(script.reply, str) else script.reply(request)
-        ids = tokenizer.encode(reply, allow_special=True) + list(tokenizer.eos_token_ids[:1]) * script.eos
-        limit = request.sampling.max_tokens or len(ids)
-        stream = TextStream(tokenizer, skip_special=True, stop=request.sampling.stop)
-        first = time.monotonic()
-        used = 0
-        for number in itertools.count(1):
-            if script.fail_at == number:
-                return self._end("error", used, start, first, error="scripted fault")
-            if self.cancelled.wait(script.step_s) if script.step_s else self.cancelled.is_set():
-                return self._end("abort", used, start, first)
-            part = ids[used : min(used + script.group, limit)]
-            pushed = stream.push(part)
-            text, stopped = pushed.text, pushed.stop
-            used += len(part)
-            over = stopped is not None or used >= len(ids) or used >= limit
-            logprobs = tuple(
-                TokenLogprob(token, -0.5, ((token, -0.5),)) for token in part if request.sampling.logprobs is not None
-            )
-            if over:
-                reason = "stop" if stopped is not None or (script.eos and used >= len(ids)) else "length"
-                text += "" if stopped is not None else stream.finish().text
-                return self._end(reason, used, start, first, tuple(part), text, logprobs)
-            self._outputs.put(Output(tuple(part), text, logprobs))
-        return None
-
-    def _end(
-        self,
-        reason: Any,
-        used: int,
-        start: float,
-        first: float,
-        ids: tuple[int, ...] = (),
-        text: str = "",
-        logprobs: tuple[TokenLogprob, ...] = (),
-        error: str | None = None,
-    ) -> None:
-        usage = Usage(len(self._request.prompt), 7, used, 4, 3, 2)
-        timing = Timing(0.0, first - start, time.monotonic() - start)
-        self._engine.ended(self)
-        self._outputs.put(Output(ids, text, logprobs, reason, None, error, usage, timing))
-
-
-class FakeEngine:
-    def __init__(self, script: Script, tokenizer: Tokenizer, slots: int, max_waiting: int) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
-        self.script = script
-        self.tokenizer = tokenizer
-        self.slots = threading.Semaphore(slots)
-        self.dead: str | None = None
-        self.waiters = ThreadPoolExecutor(64)
-        self._limit = slots + max_waiting
-        self._lock = threading.Lock()
-        self._waiting: set[FakeGeneration] = set()
-        self._running: set[FakeGeneration] = set()
-
-    def submit(self, request: Request) -> FakeGeneration:
-        if self.dead:
-            raise EngineDeadError(self.dead)
-        with self._lock:
-            if len(self._waiting) + len(self._running) >= self._limit:
-                raise QueueFullError("the queue is full")
-            generation = FakeGeneration(self, request)
-            self._waiting.add(generation)
-        self.script.requests.append(request)
-        threading.Thread(target=generation.run, daemon=True).start()
-        return generation
-
-    def started(self, generation: FakeGeneration) -> None:
-        with self._lock:
-            self._waiting.discard(generation)
-            self._running.add(generation)
-
-    def ended(self, generation: FakeGeneration) -> None:
-        with self._lock:
-            self._waiting.discard(generation)
-            self._running.discard(generation)
-
-    def stats(self) -> Stats:
-        return Stats(self.dead is None, self.dead, len(self._running), len(self._waiting))
-
-
-@dataclass(frozen=True)
-class FakeInfo:
-    max_tokens: int = CONTEXT
-
-
-@dataclass
-class FakeLLM:
-    engine: FakeEngine
-    tokenizer: Tokenizer
-    renderer: ChatRenderer
-    info: FakeInfo = field(default_factory=FakeInfo)
+    def __getattr__(self, name: str) -> Any:
+        reply = self._script.reply
+        if reply not in self._made:
+            ids = self._tokenizer.encode(reply, allow_special=True)
+            eos = self._tokenizer.eos_token_ids[0]
+            self._made[reply] = ReplyScript(ids, eos=eos, vocab_size=self._tokenizer.vocab_size)
+        return getattr(self._made[reply], name)
 
 
 @dataclass
 class Running:
-    """A server that is up. `http` is a client of it; `script` steers the engine."""
+    """A server that is up. `http` is a client of it; `script` steers the model."""
 
-    llm: Any
+    llm: LLM
+    executor: ScriptedExecutor
     script: Script
     server: Server
     port: int
@@ -203,42 +89,78 @@ class Running:
             body["messages"] = [{"role": "user", "content": "hi"}]
         return self.http.post(path, json=body)
 
-    def kill(self, reason: str) -> None:
-        """Let the engine die of `reason`."""
-        self.llm.engine.dead = reason
+    def kill(self) -> None:
+        """Let the engine die: every executor call fails."""
+        self.script.fail_in = 0
+        while self.llm.engine.stats().healthy:
+            self.post()
 
-    def held(self) -> tuple[int, ...]:
+    def held(self) -> tuple[Any, ...]:
         """What the engine holds: must not grow."""
         stats = self.llm.engine.stats()
-        return (stats.running, stats.queued)
+        memory = self.executor.memory()
+        return stats.running, stats.queued, stats.slots_free, memory["n_blocks"], memory["n_snapshots"]
 
-    def settled(self, timeout_s: float = 5.0) -> bool:
-        """Whether the engine is idle, waiting for it a little."""
+    def wait_for(self, condition: Callable[[Any], bool], timeout_s: float = 5.0) -> bool:
+        """Wait until the engine's statistics fulfil `condition`; False when they never do."""
         end = time.monotonic() + timeout_s
         while time.monotonic() < end:
-            stats = self.llm.engine.stats()
-            if stats.running == 0 and stats.queued == 0:
+            if condition(self.llm.engine.stats()):
                 return True
-            time.sleep(0.01)
+            time.sleep(0.005)
         return False
+
+    def settled(self, timeout_s: float = 5.0) -> bool:
+        """Whether the engine becomes idle in time."""
+        return self.wait_for(lambda stats: stats.running == 0 and stats.queued == 0, timeout_s)
 
 
 Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start(tokenizer: tuple[Tokenizer, ChatRenderer]) -> Iterator[Start]:
-    """Start servers: `start(Script(...), slots=…, max_waiting=…, **settings)`."""
+def start(tokenizer: tuple[Tokenizer, ChatRenderer], monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Start servers: `start(Script(...), slots=…, max_queue=…, speculation=…, **server_settings)`."""
     running: list[tuple[Running, threading.Thread]] = []
 
     def begin(
-        script: Script | None = None, *, slots: int = 2, max_waiting: int = 64, context: int = CONTEXT, **settings: Any
+        script: Script | None = None,
+        *,
+        slots: int = 2,
+        max_queue: int = 64,
+        context: int = CONTEXT,
+        prefill_chunk: int = 512,
+        speculation: SpeculationParams | None = None,
+        **settings: Any,
     ) -> Running:
         script = script or Script()
-        llm = FakeLLM(FakeEngine(script, tokenizer[0], slots, max_waiting), *tokenizer, FakeInfo(context))
+        executor = ScriptedExecutor(
+            _Replies(script, tokenizer[0]),  # type: ignore[arg-type]
+            vocab_size=tokenizer[0].vocab_size,
+            slots=slots,
+            max_tokens=context,
+            timing=script,  # type: ignore[arg-type]
+            on_call=script.on_call,
+        )
+        llm = LLM.from_parts(
+            executor,
+            *tokenizer,
+            speculation=speculation,
+            max_queue=max_queue,
+            prefill_chunk=prefill_chunk,
+            cache_bytes=1 << 27,
+            snapshot_bytes=1 << 27,
+        )
+        submit = llm.engine.submit
+
+        def recorded(request: Request) -> Generation:
+            script.requests.append(request)
+            return submit(request)
+
+        monkeypatch.setattr(llm.engine, "submit", recorded)
         chosen = replace(ServerSettings(model="tiny", port=0, shutdown_grace_s=1), **settings)
         sock = listen(chosen)
-        server = make_server(create_app(llm, chosen), chosen)  # type: ignore[arg-type]
+        server = make_server(create_app(llm, chosen), chosen)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
         while not server.started:
@@ -246,19 +168,26 @@ def start(tokenizer: tuple[Tokenizer, ChatRenderer]) -> Iterator[Start]:
         port = sock.getsockname()[1]
         headers = {"Authorization": f"Bearer {chosen.api_key}".encode()} if chosen.api_key else {}
         http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, headers=headers)
-        running.append((Running(llm, script, server, port, http), thread))
+        running.append((Running(llm, executor, script, server, port, http), thread))
         return running[-1][0]
 
     yield begin
     for one, thread in running:
         one.http.close()
         one.server.should_exit = True
+        one.llm.close()
         thread.join(10)
 
 
 @pytest.fixture
 def running(start: Start) -> Running:
     return start()
+
+
+@pytest.fixture
+def tree(start: Start) -> Running:
+    """The same with speculation: several tokens an output."""
+    return start(speculation=SpeculationParams())
 
 
 @pytest.fixture

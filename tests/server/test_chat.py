@@ -110,11 +110,12 @@ PIECES = [
 ]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_streamed_equals_whole(running: Any, data: st.DataObject) -> None:
-    running.script.reply = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=6)))
-    running.script.group = data.draw(st.integers(1, 7))
+def test_streamed_equals_whole(running: Any, tree: Any, data: st.DataObject) -> None:
+    """Whatever the reply, and however tokens are grouped into outputs."""
+    reply = "".join(data.draw(st.lists(st.sampled_from(PIECES), max_size=6)))
+    running.script.reply = tree.script.reply = reply
     body = {
         "tools": data.draw(st.sampled_from([None, [BASH]])),
         "enable_thinking": data.draw(st.booleans()),
@@ -123,10 +124,10 @@ def test_streamed_equals_whole(running: Any, data: st.DataObject) -> None:
         "parallel_tool_calls": data.draw(st.booleans()),
         "seed": 1,
     }
-    chunks = events(running.post(stream=True, **body))
-    running.script.group = data.draw(st.integers(1, 7))
-    response = running.post(**body).json()
-    assert without_ids(merged(chunks)) == without_ids(whole(response))
+    expected = without_ids(whole(running.post(**body).json()))
+    assert without_ids(whole(tree.post(**body).json())) == expected
+    for server in (running, tree):
+        assert without_ids(merged(events(server.post(stream=True, **body)))) == expected
 
 
 def test_every_frame_is_taken_by_the_harness(running: Any) -> None:
@@ -159,7 +160,7 @@ def test_parallel_calls_have_their_own_index(running: Any) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_one_call_when_parallel_calls_are_off(running: Any, stream: bool) -> None:
     running.script.reply = "\n".join(call(f"echo {i}") for i in range(50))
-    running.script.step_s = 0.002
+    running.script.decode_step_s = 0.002
     response = running.post(stream=stream, tools=[BASH], parallel_tool_calls=False)
     answer = merged(events(response)) if stream else whole(response.json())
     assert [json.loads(c["function"]["arguments"]) for c in answer["tool_calls"]] == [{"command": "echo 0"}]
@@ -204,17 +205,16 @@ def test_stop_strings_and_limits(running: Any) -> None:
     assert limited["usage"]["completion_tokens"] == 2
 
 
-def test_logprobs_cover_every_generated_token(running: Any) -> None:
-    running.script.reply = f"Why.\n</think>\n\nOk é😀 {call('ls')}"
+def test_logprobs_cover_every_generated_token(running: Any, tree: Any) -> None:
+    running.script.reply = tree.script.reply = f"Why.\n</think>\n\nOk é😀 {call('ls')}"
     body = {"logprobs": True, "top_logprobs": 2, "enable_thinking": True, "tools": [BASH]}
     response = running.post(**body).json()
     content = response["choices"][0]["logprobs"]["content"]
     assert len(content) == response["usage"]["completion_tokens"]
     raw = b"".join(bytes(entry["bytes"]) for entry in content).decode()
     assert raw.startswith(running.script.reply)
-    for group in (1, 4):
-        running.script.group = group
-        chunks = events(running.post(stream=True, **body))
+    for server in (running, tree):
+        chunks = events(server.post(stream=True, **body))
         streamed = [e for c in chunks for e in c["choices"][0].get("logprobs", {}).get("content", [])]
         assert [e["token"] for e in streamed] == [e["token"] for e in content]
     assert "logprobs" not in running.post().json()["choices"][0]

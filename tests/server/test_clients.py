@@ -51,16 +51,17 @@ def test_function_calling_samples_are_served(start: Any, script: Any, shared_dir
 
 
 def test_the_harness_client_reports_failures(start: Any, script: Any) -> None:
-    running = start(script(reply="one two three", fail_at=3, group=1))
+    running = start(script(reply="one two three " * 20, decode_step_s=0.01, fail_in=30))
     body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "stream": True}
     with HarnessClient(f"http://127.0.0.1:{running.port}") as client:
         answer = client.chat(body)
         assert answer.truncated
-        running.script.fail_at = 1
+        running.script.fail_in = 1
         with pytest.raises(AnswerError) as caught:
             client.chat(body)
         assert caught.value.status == 500
-        running.script.fail_at = None
+        running.script.fail_in = None
+        running.script.reply = "one two three"
         assert client.chat(body).content == "one two three"
         whole = client.chat({**body, "stream": False})
         assert (whole.content, whole.finish_reason) == ("one two three", "stop")

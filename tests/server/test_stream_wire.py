@@ -7,12 +7,12 @@ import logging
 import re
 import socket
 import threading
-import time
 from typing import Any
 
 import httpx
 import pytest
 
+LONG = "word " * 1000  # with a slow step: as good as endless
 HEADERS = (
     "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n"
 )
@@ -74,7 +74,7 @@ def test_each_delta_is_one_write(running: Any) -> None:
 
 
 def test_deltas_arrive_while_the_model_is_still_decoding(start: Any, script: Any) -> None:
-    running = start(script(reply="word " * 400, step_s=0.02))
+    running = start(script(reply=LONG, decode_step_s=0.02))
     with connect(running, {"stream": True}) as sock:
         read_until(sock, b"word")
         assert running.llm.engine.stats().running == 1
@@ -82,7 +82,7 @@ def test_deltas_arrive_while_the_model_is_still_decoding(start: Any, script: Any
 
 
 def test_a_long_prefill_gets_headers_and_pings(start: Any, script: Any) -> None:
-    running = start(script(prefill_s=0.5), headers_after_s=0.1, ping_interval_s=0.1)
+    running = start(script(prefill_token_s=0.03), headers_after_s=0.1, ping_interval_s=0.1)
     with connect(running, {"stream": True}) as sock:
         data = read_until(sock, b"[DONE]")
     assert data.count(b": ping\n\n") >= 2
@@ -96,7 +96,7 @@ def test_a_quick_stream_has_no_comments(running: Any) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_fault_before_the_first_token_is_a_status(start: Any, script: Any, stream: bool) -> None:
-    running = start(script(fail_at=1))
+    running = start(script(fail_in=1))
     response = running.post(stream=stream)
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "generation_failed"
@@ -104,22 +104,28 @@ def test_a_fault_before_the_first_token_is_a_status(start: Any, script: Any, str
 
 
 def test_a_fault_after_tokens_breaks_the_connection(start: Any, script: Any, caplog: pytest.LogCaptureFixture) -> None:
-    running = start(script(reply="one two three four", fail_at=3, group=1))
+    running = start(script(reply=LONG, decode_step_s=0.01))
     with caplog.at_level(logging.ERROR, "edgellm.server"), connect(running, {"stream": True}) as sock:
-        data = read_all(sock)
+        data = read_until(sock, b"word")
+        running.script.fail_in = 1
+        data += read_all(sock)
     assert b" 200 " in data
     assert b"content" in data
     assert b"[DONE]" not in data
     assert b'finish_reason":"' not in data
     assert not data.endswith(b"0\r\n\r\n")
     assert "stream broken" in caplog.text
+    running.script.fail_in = 6
     assert running.post(stream=False).status_code == 500
+    running.script.fail_in = 50
     with pytest.raises(httpx.RemoteProtocolError):
         running.post(stream=True)
 
 
 def test_a_fault_during_a_long_prefill_breaks_the_opened_stream(start: Any, script: Any) -> None:
-    running = start(script(prefill_s=0.3, fail_at=1), headers_after_s=0.05, ping_interval_s=0.05)
+    running = start(
+        script(prefill_token_s=0.02, fail_in=4), prefill_chunk=4, headers_after_s=0.05, ping_interval_s=0.05
+    )
     with connect(running, {"stream": True}) as sock:
         data = read_all(sock)
     assert b": ping" in data
@@ -144,46 +150,41 @@ def hang_up(running: Any, body: dict[str, Any], wait_for: bytes | None) -> None:
         if wait_for is not None:
             read_until(sock, wait_for)
         else:
-            end = time.monotonic() + 5
-            while running.llm.engine.stats().running == 0 and time.monotonic() < end:
-                time.sleep(0.01)
+            assert running.wait_for(lambda stats: stats.running)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_leaving_during_prefill_cancels(start: Any, script: Any, stream: bool) -> None:
-    running = start(script(prefill_s=60.0))
-    hang_up(running, {"stream": stream}, None)
+    running = start(script(prefill_token_s=0.02), prefill_chunk=4)
+    messages = [{"role": "user", "content": "word " * 1000}]
+    hang_up(running, {"stream": stream, "messages": messages}, None)
     assert running.settled(2.0)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_leaving_during_decode_cancels(start: Any, script: Any, stream: bool) -> None:
-    running = start(script(reply="word " * 2000, step_s=0.05))
+    running = start(script(reply=LONG, decode_step_s=0.05))
     hang_up(running, {"stream": stream, "max_tokens": 20000}, b"word" if stream else None)
     assert running.settled(2.0)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_leaving_the_queue_cancels(start: Any, script: Any, stream: bool) -> None:
-    running = start(script(prefill_s=60.0), slots=1)
+    running = start(script(reply=LONG, decode_step_s=0.05), slots=1)
     with connect(running, {"stream": True}):
         others = [connect(running, {"stream": stream}) for _ in range(3)]
-        end = time.monotonic() + 5
-        while running.llm.engine.stats().queued < 3 and time.monotonic() < end:
-            time.sleep(0.01)
+        assert running.wait_for(lambda stats: stats.queued == 3)
         assert running.llm.engine.stats().queued == 3
         for other in others:
             other.close()
-        end = time.monotonic() + 2
-        while running.llm.engine.stats().queued and time.monotonic() < end:
-            time.sleep(0.01)
+        assert running.wait_for(lambda stats: not stats.queued)
         stats = running.llm.engine.stats()
         assert (stats.running, stats.queued) == (1, 0)
     assert running.settled(2.0)
 
 
 def test_more_clients_than_slots_all_get_answers(start: Any, script: Any) -> None:
-    running = start(script(step_s=0.005), slots=1)
+    running = start(script(decode_step_s=0.005), slots=1)
     codes: list[int] = []
     threads = [
         threading.Thread(target=lambda n=n: codes.append(running.post(stream=n % 2 == 0).status_code))
@@ -198,11 +199,9 @@ def test_more_clients_than_slots_all_get_answers(start: Any, script: Any) -> Non
 
 
 def test_a_full_queue_answers_503_with_retry_after(start: Any, script: Any) -> None:
-    running = start(script(prefill_s=60.0), slots=1, max_waiting=1, retry_after_s=7)
+    running = start(script(reply=LONG, decode_step_s=0.05), slots=1, max_queue=1, retry_after_s=7)
     with connect(running, {"stream": True}), connect(running, {"stream": True}):
-        end = time.monotonic() + 5
-        while running.llm.engine.stats().queued < 1 and time.monotonic() < end:
-            time.sleep(0.01)
+        assert running.wait_for(lambda stats: stats.queued == 1)
         for stream in (True, False):
             response = running.post(stream=stream)
             assert response.status_code == 503
@@ -212,20 +211,18 @@ def test_a_full_queue_answers_503_with_retry_after(start: Any, script: Any) -> N
 
 
 def test_requests_in_flight_are_bounded(start: Any, script: Any) -> None:
-    running = start(script(prefill_s=60.0), max_in_flight=2)
+    running = start(script(reply=LONG, decode_step_s=0.05), max_in_flight=2)
     with connect(running, {"stream": True}), connect(running, {"stream": False}):
-        end = time.monotonic() + 5
-        while running.llm.engine.stats().running < 2 and time.monotonic() < end:
-            time.sleep(0.01)
+        assert running.wait_for(lambda stats: stats.running == 2)
         assert running.post().status_code == 503
         assert running.http.get("/health").status_code == 200
     assert running.settled(2.0)
-    running.script.prefill_s = 0.0
+    running.script.reply = "short"
     assert running.post().status_code == 200
 
 
 def test_stopping_the_server_ends_running_streams(start: Any, script: Any) -> None:
-    running = start(script(reply="word " * 2000, step_s=0.05), shutdown_grace_s=0)
+    running = start(script(reply=LONG, decode_step_s=0.05), shutdown_grace_s=0)
     with connect(running, {"stream": True}) as sock:
         read_until(sock, b"word")
         running.server.should_exit = True
