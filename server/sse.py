@@ -98,6 +98,8 @@ class GenerationResponse(Response):
             await (self._send_stream(send) if self._stream else self._collect())
         except Exception as caught:
             error = as_api_error(caught, retry_after_s=self._settings.retry_after_s)
+        except asyncio.CancelledError:  # the grace period of a stopping server is over; nothing awaits this task
+            error = ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")
         finally:
             watcher.cancel()
             if pinger is not None:
@@ -198,10 +200,7 @@ class GenerationResponse(Response):
             ) from None
 
     def _record(self, scope: Scope, error: ApiError | None) -> None:
-        if self._disconnected or (error is None and self._final is None):  # the latter: the server is shutting down
-            outcome = "cancelled"
-        else:
-            outcome = "ok" if error is None else "error"
+        outcome = "cancelled" if self._disconnected else "ok" if error is None else "error"
         self._metrics.finished(outcome, self._final, empty=outcome == "ok" and self._answer.empty)
         entry: dict[str, Any] = scope["state"].setdefault("log", {})
         entry["id"] = self._generation.id

@@ -229,3 +229,14 @@ def test_stopping_the_server_ends_running_streams(start: Any, script: Any) -> No
         data = read_all(sock)
         assert b"[DONE]" not in data
     assert running.settled(2.0)
+
+
+def test_a_deadline_is_an_error_and_not_a_short_answer(start: Any, script: Any) -> None:
+    running = start(script(reply=LONG, decode_step_s=0.02), deadline_s=0.2)
+    response = running.post()
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+    with connect(running, {"stream": True}) as sock:
+        data = read_all(sock)
+    assert b"word" in data
+    assert b"[DONE]" not in data
+    assert running.settled(2.0)
