@@ -71,7 +71,9 @@ class OrtExecutor:
         # Each session keeps the weights in its own packed form: advance, and verify with speculation.
         self._weights = bundle.file(WEIGHTS).stat().st_size * (2 if speculation else 1)
         check_memory(spec, slots, context, rows, mtp=mtp, weights=self._weights)
-        self._pools = Pools(spec, slots, rows, mtp=mtp, copy_threads=min(threads, 8))
+        self._pools = Pools(
+            spec, slots, rows, mtp=mtp, block_tokens=manifest.block_tokens, copy_threads=min(threads, 8)
+        )
         self._decoder = Decoder(bundle.path, threads, spec, self._pools, chunk=chunk, tree=tree)
         self._draft = (
             DraftLayer(bundle.path / "mtp.onnx", threads, spec, self._pools, positions=manifest.context)
@@ -79,7 +81,7 @@ class OrtExecutor:
             else None
         )
         self._slots = [SlotState() for _ in range(slots)]
-        self._store = Store()
+        self._store = Store(self._pools)
         self._hidden = spec.hidden if mtp else 0  # values of a snapshot's boundary row
         self._clock = Clock()
         self._closed = False

@@ -17,6 +17,7 @@ import psutil
 from numpy.typing import NDArray
 
 from edgellm.checkpoint.spec import ModelSpec
+from edgellm.engine.arena import Arena, Piece
 from edgellm.errors import ConfigError
 
 F32 = NDArray[np.float32]
@@ -24,9 +25,10 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of up to block_tokens tokens: f32 [parts, kv_heads, tokens, head_dim], contiguous."""
+    """Rows of up to block_tokens tokens: contiguous f32 [parts, kv_heads, tokens, head_dim] in a piece of the arena."""
 
     rows: F32
+    piece: Piece
 
     @property
     def tokens(self) -> int:
@@ -75,20 +77,24 @@ def check_memory(spec: ModelSpec, slots: int, context: int, rows: int, *, mtp: b
 
 
 class Pools:
-    """The memory of all slots. Fresh pages are taken from the system only when rows are written.
+    """The memory of all slots and blocks. Fresh pages are taken from the system only when rows are written.
 
     Args:
         rows: KV rows of a slot, scratch rows included.
+        block_tokens: most tokens of a block.
         copy_threads: threads that share a copy.
     """
 
-    def __init__(self, spec: ModelSpec, slots: int, rows: int, *, mtp: bool, copy_threads: int) -> None:
+    def __init__(
+        self, spec: ModelSpec, slots: int, rows: int, *, mtp: bool, block_tokens: int, copy_threads: int
+    ) -> None:
         kv, conv, state = pool_shapes(spec, slots, rows, mtp=mtp)
         self.attention_parts = 2 * len(spec.full_layers)
         self.parts = kv[0]
-        self.kv: F32 = np.zeros(kv, np.float32)
+        self.kv: F32 = np.empty(kv, np.float32)  # unlike zeros, in huge pages; no row is read before it was written
         self.conv: F32 = np.zeros(conv, np.float32)
         self.state: F32 = np.zeros(state, np.float32)
+        self._blocks = Arena(self.token_bytes // 4 * block_tokens)
         layers = conv[0]
         self._shares = [
             (self.parts * i // copy_threads, self.parts * (i + 1) // copy_threads, i) for i in range(copy_threads)
@@ -121,13 +127,24 @@ class Pools:
 
     def read_block(self, slot: int, start: int, end: int) -> Block:
         """Copy tokens [start, end) out of a slot."""
-        rows = np.empty((self.parts, self.kv.shape[2], end - start, self.kv.shape[4]), np.float32)
+        block = self.new_block(end - start)
+        rows = block.rows
         split = self.attention_parts
         rows[:split] = self.kv[:split, slot, :, start:end]
         first = max(start, 1)
         rows[split:, :, : first - start] = 0
         rows[split:, :, first - start :] = self.kv[split:, slot, :, first - 1 : end - 1]
-        return Block(rows)
+        return block
+
+    def new_block(self, tokens: int) -> Block:
+        """A block of `tokens` tokens to be filled."""
+        parts, _, heads, _, dim = self.kv.shape
+        piece = self._blocks.take()
+        return Block(piece.values[: parts * heads * tokens * dim].reshape(parts, heads, tokens, dim), piece)
+
+    def release(self, block: Block) -> None:
+        """The block is not used any more."""
+        self._blocks.give(block.piece)
 
     def read_state(self, slot: int, length: int, hidden: F32) -> Snapshot:
         """Copy the recurrent state out of a slot."""

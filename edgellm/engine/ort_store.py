@@ -9,7 +9,7 @@ import itertools
 from typing import TypeVar
 
 from edgellm.engine.base import BlockRef, SnapshotRef
-from edgellm.engine.ort_memory import Block, Snapshot
+from edgellm.engine.ort_memory import Block, Pools, Snapshot
 
 _Ref = TypeVar("_Ref", BlockRef, SnapshotRef)
 _Kept = TypeVar("_Kept")
@@ -18,7 +18,8 @@ _Kept = TypeVar("_Kept")
 class Store:
     """Blocks and snapshots that are alive until they are freed. An unknown reference raises ValueError."""
 
-    def __init__(self) -> None:
+    def __init__(self, pools: Pools) -> None:
+        self._pools = pools
         self._blocks: dict[BlockRef, Block] = {}
         self._snapshots: dict[SnapshotRef, Snapshot] = {}
         self._next = itertools.count(1)
@@ -40,7 +41,7 @@ class Store:
         return _live(self._snapshots, ref)
 
     def free_block(self, ref: BlockRef) -> None:
-        _live(self._blocks, ref)
+        self._pools.release(_live(self._blocks, ref))
         del self._blocks[ref]
 
     def free_snapshot(self, ref: SnapshotRef) -> None:
@@ -49,13 +50,14 @@ class Store:
 
     def clear(self) -> None:
         """Free everything."""
-        self._blocks.clear()
+        for ref in list(self._blocks):
+            self.free_block(ref)
         self._snapshots.clear()
 
     def memory(self) -> dict[str, int]:
         """Bytes and counts of what is alive."""
         return {
-            "blocks": sum(block.rows.nbytes for block in self._blocks.values()),
+            "blocks": sum(block.piece.values.nbytes for block in self._blocks.values()),
             "snapshots": sum(kept.nbytes for kept in self._snapshots.values()),
             "n_blocks": len(self._blocks),
             "n_snapshots": len(self._snapshots),

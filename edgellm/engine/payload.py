@@ -40,7 +40,10 @@ def unpack_block(fingerprint: str, data: bytes, pools: Pools, block_tokens: int)
     fields, body = _open("block", fingerprint, data)
     tokens = _length(fields, block_tokens)
     parts, _, heads, _, dim = pools.kv.shape
-    return Block(_arrays(fields, body, [(parts, heads, tokens, dim)])[0])
+    rows = _arrays(fields, body, [(parts, heads, tokens, dim)])[0]
+    block = pools.new_block(tokens)
+    block.rows[...] = rows
+    return block
 
 
 def unpack_snapshot(fingerprint: str, data: bytes, pools: Pools, hidden: int) -> Snapshot:
@@ -48,7 +51,8 @@ def unpack_snapshot(fingerprint: str, data: bytes, pools: Pools, hidden: int) ->
     fields, body = _open("snapshot", fingerprint, data)
     length = _length(fields, 1 << 40)
     conv, state = (_without_slots(array.shape) for array in (pools.conv, pools.state))
-    return Snapshot(length, *_arrays(fields, body, [conv, state, (hidden,)]))
+    arrays = _arrays(fields, body, [conv, state, (hidden,)])
+    return Snapshot(length, *(array.copy() for array in arrays))
 
 
 def _pack(kind: str, fingerprint: str, length: int, arrays: Sequence[F32]) -> bytes:
@@ -82,7 +86,7 @@ def _arrays(fields: Mapping[str, Any], body: memoryview, shapes: Sequence[Shape]
     sizes = [math.prod(shape) for shape in shapes]
     if len(body) != 4 * sum(sizes):
         raise BundleError(f"stored {fields['kind']}: {len(body)} bytes of values, {4 * sum(sizes)} expected")
-    values = np.frombuffer(body, np.float32).copy()  # aligned, and apart from the given bytes
+    values = np.frombuffer(body, np.float32)  # may be unaligned: it stands behind the header
     ends = np.cumsum(sizes)
     return [values[end - size : end].reshape(shape) for end, size, shape in zip(ends, sizes, shapes, strict=True)]
 

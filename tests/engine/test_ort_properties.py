@@ -176,6 +176,7 @@ class Machine(RuleBasedStateMachine):
         assert [self.executor.length(slot) for slot in range(4)] == [len(tokens) for tokens in self.held]
         assert memory["n_blocks"] == sum(len(found.blocks) for found in self.prefixes)
         assert memory["n_snapshots"] == len(self.prefixes)
+        assert memory["blocks"] == memory["n_blocks"] * self.executor.info.block_bytes
         assert memory["snapshots"] == len(self.prefixes) * self.executor.info.snapshot_bytes
 
     def teardown(self) -> None:
