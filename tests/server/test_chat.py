@@ -237,3 +237,31 @@ def test_text_completions(running: Any) -> None:
     )
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] > 0
+
+
+def doublings(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"allOf": [schema, schema]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#"},
+        {"$ref": "#/$defs/n", "$defs": {"n": {"$ref": "#/$defs/n"}}},
+        {"type": "array", "maxItems": 2**64 - 1},
+        {"type": "string", "pattern": "(a+)+$"},
+        doublings(6),
+        {"type": ["string", "null"], "enum": [None], "anyOf": []},
+    ],
+)
+def test_hostile_schemas_do_no_harm(running: Any, schema: dict[str, Any]) -> None:
+    """As a parameter's schema and as the whole parameters object."""
+    running.script.reply = call("a" * 40 + "!")
+    nested = {"type": "object", "properties": {"command": schema}}
+    for parameters in (nested, schema):
+        tool = {"type": "function", "function": {"name": "bash", "parameters": parameters}}
+        answer = whole(running.post(tools=[tool], max_tokens=200).json())
+        assert isinstance(json.loads(answer["tool_calls"][0]["function"]["arguments"]), dict)
