@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
 from edgellm.cache.keys import WIDTH, common_tokens
 from edgellm.cache.tree import Node, Snapshot
@@ -51,20 +52,29 @@ def _block_value(node: Node, now: float) -> tuple[bool, int, int]:
     return needed, priority, used
 
 
-def snapshot_victim(snapshots: Collection[Snapshot], now: float) -> Snapshot | None:
-    """The snapshot to give up, or None when leases hold all of them.
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Where a snapshot is about to be added: the tokens `data` after `base`."""
 
-    Order: the lowest priority; within it those that a deeper one supersedes; then the least recently used.
+    base: Node
+    data: bytes
+
+
+def snapshot_victim(snapshots: Collection[Snapshot], coming: Coming, now: float) -> Snapshot | None:
+    """The snapshot to give up for the coming one, or None when leases hold all of them.
+
+    Order: the lowest priority; within it those that a deeper one supersedes, the coming one included (so a
+    conversation's newest point takes the place of its last one); then the least recently used.
     """
     free = [snapshot for snapshot in snapshots if not snapshot.pins]
     if not free:
         return None
     lowest = min(snapshot.retention.at(now) for snapshot in free)
     level = sorted((s for s in free if s.retention.at(now) == lowest), key=lambda snapshot: snapshot.used)
-    return next((snapshot for snapshot in level if superseded(snapshot)), level[0])
+    return next((snapshot for snapshot in level if superseded(snapshot, coming)), level[0])
 
 
-def superseded(snapshot: Snapshot) -> bool:
+def superseded(snapshot: Snapshot, coming: Coming | None = None) -> bool:
     """Whether every cached path through this snapshot goes on to a deeper one, with no branch between the two.
 
     Then only a prompt that edits the tokens between them would use it. A snapshot where paths part is never
@@ -77,7 +87,8 @@ def superseded(snapshot: Snapshot) -> bool:
             return False
         first, last = base.keys[low], base.keys[high - 1]
         shared = first[: common_tokens(first, last) * WIDTH]  # sorted: what these two share, all between them share
-        if any(len(data) < len(other) <= len(shared) and shared.startswith(other) for other in base.snapshots):
+        deeper = [*base.snapshots, coming.data] if coming is not None and coming.base is base else base.snapshots
+        if any(len(data) < len(other) and shared.startswith(other) for other in deeper):
             return True
         if high - low > 1:
             return False

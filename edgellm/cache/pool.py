@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 
 from edgellm.cache.events import CacheEvent, Created, EventBus, Item, RemovalReason, Removed, Stored, Updated
-from edgellm.cache.eviction import block_victims, snapshot_victim
+from edgellm.cache.eviction import Coming, block_victims, snapshot_victim
 from edgellm.cache.keys import TokenKey, path_hash, unpack
 from edgellm.cache.policy import SnapshotKind
 from edgellm.cache.tree import Node, Retention, Snapshot, walk
@@ -92,11 +92,11 @@ class Pool:
         """Take a snapshot at the end of `key`, whose last block is `node`, once `snapshot_room_possible` said so."""
         base = node.parent
         assert base is not None
+        data = key[base.end :]
         while len(self.snapshots) >= self.max_snapshots:
-            victim = snapshot_victim(self.snapshots, now)
+            victim = snapshot_victim(self.snapshots, Coming(base, data), now)
             assert victim is not None
             self.remove_snapshot(victim, "evicted")
-        data = key[base.end :]
         snapshot = Snapshot(make(), kind, base, data, node, retention or Retention(), node.used)
         base.snapshots[data] = snapshot
         node.carried.add(snapshot)

@@ -307,7 +307,7 @@ class PrefixCache:
             self._pool.raise_retention(node, retention, now)
         missing = -(-(end - node.end) // size) if node.end < end else 0
         shorter = node.shorter(key[node.end : min(node.end + size, end)]) if missing else None
-        lease.hold(shorter or node)
+        keep = shorter or node  # beside what the lease holds, which may carry its last snapshot, until it has grown
         # A longer block exists beside the shorter one until it has replaced it.
         room = max(missing - 1, 1) if shorter is not None else missing
         at_end = None
@@ -316,9 +316,15 @@ class PrefixCache:
         if wanted is not None and at_end is None and not self._pool.snapshot_room_possible():
             self._count["refused"] += 1
             return False
-        if not self._pool.make_block_room(room, [lease.pinned for lease in self._leases], now):
+        keep.pins += 1
+        try:
+            fits = self._pool.make_block_room(room, [keep, *(lease.pinned for lease in self._leases)], now)
+        finally:
+            keep.pins -= 1
+        if not fits:
             self._count["refused"] += 1
             return False
+        lease.hold(keep)
         for _ in range(missing):
             start, stop = node.end, min(node.end + size, end)
             data = key[start:stop]

@@ -205,6 +205,8 @@ class Engine:
 
 
 class Clock:
+    """Seconds, moved by hand."""
+
     now = 0.0
 
     def __call__(self) -> float:
