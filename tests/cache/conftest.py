@@ -109,12 +109,12 @@ class LiteralExecutor:
 
     @staticmethod
     def _dump(kept: Kept) -> bytes:
-        return json.dumps([kept.tokens, kept.start, kept.salt]).encode()
+        return json.dumps([kept.tokens, kept.start, kept.salt[::-1]]).encode()  # not the salt as it is
 
     @staticmethod
     def _load(data: bytes) -> Kept:
         tokens, start, salt = json.loads(data)
-        return Kept(tuple(tokens), start, salt)
+        return Kept(tuple(tokens), start, salt[::-1])
 
 
 class Live:
