@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from edgellm.cache import TokenKey
 from edgellm.engine.base import ExecutorInfo
 from edgellm.errors import RequestError
@@ -29,9 +31,10 @@ def check_request(request: Request, info: ExecutorInfo) -> TokenKey:
         key = TokenKey(request.prompt)
     except (OverflowError, TypeError) as error:
         raise RequestError(f"prompt: {error}", param="prompt", code="invalid_value") from error
-    if max(request.prompt) >= info.vocab_size:
+    highest = int(np.frombuffer(key.data, ">u4").max())
+    if highest >= info.vocab_size:
         raise RequestError(
-            f"prompt: {max(request.prompt)} is not a token of this model (0 to {info.vocab_size - 1})",
+            f"prompt: {highest} is not a token of this model (0 to {info.vocab_size - 1})",
             param="prompt",
             code="invalid_value",
         )

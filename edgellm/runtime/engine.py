@@ -13,16 +13,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from itertools import count
-from pathlib import Path
-from typing import Literal
 
 from edgellm.cache import EventBus, PrefixCache, PrefixStore
 from edgellm.decode.draft import draft_tree
 from edgellm.decode.params import SpeculationParams
 from edgellm.engine.base import Chunk, Executor, ExecutorInfo
-from edgellm.errors import ConfigError, EngineDeadError, ExecutionError
+from edgellm.errors import EngineDeadError, ExecutionError
 from edgellm.runtime.adaptive import OFF, AutoSpeculation
 from edgellm.runtime.checks import check_request
 from edgellm.runtime.generation import Channel
@@ -30,43 +27,13 @@ from edgellm.runtime.generation import Generation as Generation
 from edgellm.runtime.metered import ExecutorFault, MeteredExecutor
 from edgellm.runtime.scheduler import Scheduler
 from edgellm.runtime.sequence import Phase, Sequence
+from edgellm.runtime.settings import EngineSettings
 from edgellm.runtime.stats import EngineStats, Totals
 from edgellm.runtime.stepper import Stepper
 from edgellm.runtime.types import FinishReason, Request
 from edgellm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-Speculation = SpeculationParams | Literal["auto"] | None
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSettings:
-    """Settings of an engine. Budgets in bytes.
-
-    `speculation` holds for requests that do not say: a shape, "auto" (chosen by measured cost), or None for off. It has
-    no effect on an executor that cannot draft.
-    """
-
-    block_budget: int
-    snapshot_budget: int
-    speculation: Speculation = "auto"
-    full_tree: SpeculationParams = field(default_factory=SpeculationParams)  # the largest shape that "auto" uses
-    prefill_chunk: int = 512  # tokens prefilled between two decode rounds
-    max_queue: int = 256  # requests that may wait for a slot
-    cache_dir: Path | None = None  # shared prefixes survive a restart here
-    warm_up: bool = False  # run every graph once before the first request
-
-    def __post_init__(self) -> None:
-        if (
-            self.speculation is not None
-            and self.speculation != "auto"
-            and not isinstance(self.speculation, SpeculationParams)
-        ):
-            raise ConfigError(f'speculation: must be "auto", None or SpeculationParams, got {self.speculation!r}')
-        for name, least in (("block_budget", 0), ("snapshot_budget", 0), ("prefill_chunk", 1), ("max_queue", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name}: must be at least {least}, got {getattr(self, name)}")
 
 
 class Engine:
@@ -121,6 +88,7 @@ class Engine:
         self._default = asked if isinstance(asked, SpeculationParams) else OFF
         self._auto = AutoSpeculation(settings.full_tree) if asked == "auto" and self._can_draft else None
         self._memory = executor.memory()
+        self._memory_changed = False
         self._wake = threading.Condition()  # guards what follows
         self._cancelled: set[Sequence] = set()
         self._orders = count()
@@ -211,6 +179,7 @@ class Engine:
     def _left(self, sequence: Sequence) -> None:
         with self._wake:
             self._scheduler.leave(sequence)
+        self._memory_changed = True
 
     # -- the engine's thread
 
@@ -244,15 +213,22 @@ class Engine:
 
     def _wait(self) -> bool:
         """Sleep until there is work; False when the engine is to stop. Noted prefixes are saved in quiet moments."""
-        with self._wake:
-            if not self._scheduler.idle:
-                return not self._closing
-        self._memory = self._executor.memory()
-        while self._prefixes is not None and self._scheduler.idle and self._prefixes.flush(1):
+        if self._memory_changed:
+            self._memory, self._memory_changed = self._executor.memory(), False
+        while self._scheduler.idle and not self._closing and self._save_prefix():
             pass  # one at a time: a request may come
         with self._wake:
             self._wake.wait_for(lambda: self._closing or not self._scheduler.idle)
             return not self._closing
+
+    def _save_prefix(self) -> bool:
+        """Write one noted prefix to the cache folder; False when there is none."""
+        try:
+            return self._prefixes is not None and self._prefixes.flush(1) > 0
+        except ExecutorFault as fault:
+            logger.error("prefixes are no longer saved: the executor cannot dump them", exc_info=fault)
+            self._prefixes = None
+            return False
 
     def _turn(self) -> None:
         scheduler, stepper = self._scheduler, self._stepper

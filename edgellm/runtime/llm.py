@@ -24,8 +24,9 @@ from edgellm.engine.base import Executor, ExecutorInfo
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.registry import open_executor
 from edgellm.errors import QueueFullError, RequestError
-from edgellm.runtime.engine import Engine, EngineSettings, Generation, Speculation
+from edgellm.runtime.engine import Engine, Generation
 from edgellm.runtime.results import ChatResult, Collector, Result, parse_chat
+from edgellm.runtime.settings import EngineSettings, Speculation
 from edgellm.runtime.types import CacheParams, Output, Request
 from edgellm.text.chat import ChatRenderer
 from edgellm.text.tokenizer import Tokenizer

@@ -13,9 +13,10 @@ import pytest
 from edgellm.checkpoint.synth import make_checkpoint
 from edgellm.decode.params import SamplingParams
 from edgellm.engine.scripted import ScriptedExecutor
-from edgellm.runtime.engine import Engine, EngineSettings
+from edgellm.runtime.engine import Engine
 from edgellm.runtime.generation import Generation
 from edgellm.runtime.results import Collector, Result
+from edgellm.runtime.settings import EngineSettings
 from edgellm.runtime.types import Output, Request
 from edgellm.text.chat import ChatRenderer
 from edgellm.text.tokenizer import Tokenizer

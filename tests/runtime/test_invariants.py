@@ -30,7 +30,8 @@ from edgellm.engine.ort import OrtExecutor
 from edgellm.engine.recipe import Recipe
 from edgellm.engine.scripted import ScriptedExecutor
 from edgellm.engine.scripts import HashScript
-from edgellm.runtime.engine import Engine, EngineSettings
+from edgellm.runtime.engine import Engine
+from edgellm.runtime.settings import EngineSettings
 from edgellm.runtime.types import Request
 from edgellm.text.tokenizer import Tokenizer
 
@@ -115,8 +116,8 @@ def ort(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def _report(name: str, world: World) -> None:
     print(
-        f"\n{name}: {world.compared} conversations, {world.restored} tokens restored, {world.accepted} drafts accepted, "
-        f"{world.excused} near ties excused"
+        f"\n{name}: {world.compared} conversations, {world.restored} tokens restored, "
+        f"{world.accepted} drafts accepted, {world.excused} near ties excused"
     )
 
 
