@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -17,9 +18,9 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallStart:
-    index: int
+    index: int  # 0, 1, … in the order of the calls
     id: str
-    name: str
+    name: str  # whole, as declared
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,28 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
+    """The call is complete; a call that the end of the output cut has none."""
+
     index: int
 
 
 ParsedDelta = ContentDelta | ReasoningDelta | ToolCallStart | ToolCallArguments | ToolCallEnd
+
+
+def merged(deltas: Iterable[ParsedDelta]) -> list[ParsedDelta]:
+    """The same stream in fewer pieces: neighbours of one kind joined, empty ones left out."""
+    result: list[ParsedDelta] = []
+    for delta in deltas:
+        last = result[-1] if result else None
+        match delta, last:
+            case (ContentDelta(""), _) | (ReasoningDelta(""), _) | (ToolCallArguments(_, ""), _):
+                pass
+            case ContentDelta(text), ContentDelta(before):
+                result[-1] = ContentDelta(before + text)
+            case ReasoningDelta(text), ReasoningDelta(before):
+                result[-1] = ReasoningDelta(before + text)
+            case ToolCallArguments(index, fragment), ToolCallArguments(other, before) if index == other:
+                result[-1] = ToolCallArguments(index, before + fragment)
+            case _:
+                result.append(delta)
+    return result

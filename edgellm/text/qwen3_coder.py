@@ -1,306 +1,205 @@
-"""Streaming parser of calls in the qwen3_coder form, with a newline between its parts:
-`<tool_call> <function=NAME> <parameter=ARG> VALUE </parameter> </function> </tool_call>`.
+"""One tool call in the qwen3_coder form, with a newline between its parts:
+``<tool_call> <function=NAME> <parameter=ARG> VALUE </parameter> </function> </tool_call>``.
 
-Rules:
-* A call starts with `<tool_call>` followed, after white space, by `<function=NAME>` of a declared name; or with
-  `<function=NAME>` of a declared name at the start of a line, when `<parameter=` or `</function>` follows (some turns
-  leave the opening tag out). Anything else is text and flows on.
-* One newline after `>` and one before `</parameter>` belong to the form; every other character is the value's.
-* A parameter ends at `</parameter>` that is followed by white space and another tag of the form (or the end), so a
-  value may contain the tag's text. A parameter whose name is empty or holds `=`, `<`, a quote or a space is dropped.
-* A repeated parameter: the first value stays (it may have been streamed already).
-* Arguments are one JSON object. String values stream as they come; others when they are whole.
-* A call that the end of the output cuts: with finish reason "length" its arguments stay as they are; otherwise it is
-  closed to valid JSON.
+Rules of the body, from ``<function=NAME>`` on:
+* One newline after a parameter's ``>`` and one before its end tag belong to the form, every other character to the
+  value.
+* ``</parameter>`` ends a value when, after white space, another tag of the form or the end follows. Elsewhere it is
+  part of the value, as every other tag in a value is.
+* A missing ``</parameter>`` is forgiven: before ``<parameter=ARG>`` at the start of a line for a declared parameter not
+  yet given, and before the call's end tags when nothing but another call or the end follows them.
+* A missing ``</function>`` is forgiven before ``</tool_call>``, another call, or the end.
+* A parameter without a proper name (empty, unclosed, or undeclared with ``=``, a quote or a space) is dropped. Text
+  between parameters is dropped. A repeated parameter keeps its first value, which may already be on its way.
+* Parameters may come in any order; one that the schema does not declare is kept.
+
+The arguments are one JSON object; strings go out as they arrive, other values when they are whole.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable
+from enum import Enum, auto
+from typing import Final
 
-from edgellm.text.deltas import ContentDelta, ParsedDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-from edgellm.text.typing import OMIT, allowed_types, convert
+from edgellm.text.functions import Function
+from edgellm.text.lexer import Kind, Lexeme
+from edgellm.text.values import ValueWriter
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-_FUNCTION, _PARAMETER, _END_PARAMETER, _END_FUNCTION = "<function=", "<parameter=", "</parameter>", "</function>"
-_NAME = re.compile(r"[^\s<>=\"']{1,256}")
-_MAX_HEAD = 512  # characters a tag with its name may take
-
-
-@dataclass(slots=True)
-class _Call:
-    index: int
-    schema: Mapping[str, Any]
-    seen: set[str] = field(default_factory=set)
-    parameter: str | None = None  # being read; "" when it is dropped
-    streaming: bool = False  # its value is a string and is sent as it comes
-    began: bool = False  # the newline after the tag has been taken
-    value: list[str] = field(default_factory=list)
+_PLAIN_NAME: Final = re.compile(r"[^\s<>=\"']+")
+CLOSERS: Final = (Kind.END_CALL, Kind.END_FUNCTION, Kind.END_PARAMETER)
+_CALL_ENDS: Final = (Kind.END_FUNCTION, Kind.END_CALL)
 
 
-class Qwen3CoderParser:
-    """Feed text after the reasoning; content, calls and arguments come out in order."""
+class Step(Enum):
+    """What `CallReader.take` made of a lexeme."""
 
-    def __init__(self, tools: Sequence[Mapping[str, Any]], new_id: Any) -> None:
-        functions = [tool.get("function", tool) for tool in tools]
-        self._schemas = {f["name"]: f.get("parameters") or {} for f in functions if isinstance(f.get("name"), str)}
-        self._new_id = new_id
-        self._buffer = ""
-        self._call: _Call | None = None
-        self._wrapped = False  # inside <tool_call>
-        self._line_start = True
-        self._count = 0
-        self._space = ""  # white space held back before a call or the end
+    TAKEN = auto()
+    ENDED = auto()  # taken, and the call is complete
+    ENDED_BEFORE = auto()  # the call is complete, the lexeme is not part of it
+    REFUSED = auto()  # not a well-formed call (only when strict)
 
-    @property
-    def in_call(self) -> bool:
-        return self._call is not None
 
-    @property
-    def calls(self) -> int:
-        return self._count
+class _State(Enum):
+    BODY = auto()
+    DROPPED = auto()  # inside a malformed parameter
+    VALUE = auto()
+    VALUE_END = auto()  # after </parameter>: what follows decides whether it ended the value
+    CALL_END = auto()  # after </function> or </tool_call> in a value: likewise
 
-    def feed(self, text: str) -> list[ParsedDelta]:
-        self._buffer += text
-        out: list[ParsedDelta] = []
-        while self._step(out, final=False):
-            pass
-        return out
 
-    def finish(self, finish_reason: str) -> list[ParsedDelta]:
-        out: list[ParsedDelta] = []
-        while self._step(out, final=True):
-            pass
-        if self._call is not None:
-            if finish_reason != "length":
-                self._end_value(out, self._buffer) if self._call.parameter is not None else None
-                self._close(out)
-        elif self._buffer:
-            self._text(out, self._buffer)
-        self._buffer = ""
-        if self._space and not self._count:
-            out.append(ContentDelta(self._space))
-        return out
+class CallReader:
+    """Reads one body, lexeme by lexeme.
 
-    def _step(self, out: list[ParsedDelta], *, final: bool) -> bool:
-        if not self._buffer:
-            return False
-        if self._call is None:
-            return self._outside(out, final)
-        if self._call.parameter is None:
-            return self._between(out, final)
-        return self._inside(out, final)
+    Args:
+        function: the declared function that is called.
+        declared: names whose ``<function=NAME>`` starts another call.
+        strict: refuse what the rules would forgive.
+    """
 
-    def _outside(self, out: list[ParsedDelta], final: bool) -> bool:
-        """Text until something that starts a call."""
-        at = self._buffer.find("<")
-        if at < 0:
-            self._text(out, self._take(len(self._buffer)))
-            return False
-        if at:
-            self._text(out, self._take(at))
-        verdict = self._opening(final)
-        if verdict is None:
-            return False  # more is needed
-        size, name, orphan = verdict
-        if name is not None:
-            self._take(size)
-            self._space = ""
-            out.append(ToolCallStart(self._count, self._new_id(self._count), name))
-            self._call = _Call(self._count, self._schemas[name])
-            self._count += 1
-        elif orphan and self._count:
-            self._take(size)
-        else:
-            self._text(out, self._take(size))
-        return True
+    def __init__(self, function: Function, declared: Iterable[str], *, strict: bool) -> None:
+        self._function = function
+        self._declared = frozenset(declared)
+        self._strict = strict
+        self._state = _State.BODY
+        self._held: list[Lexeme] = []  # in VALUE_END and CALL_END
+        self._given: set[str] = set()
+        self._out: list[str] = []
+        self._name = ""
+        self._value: ValueWriter | None = None  # None: the parameter being read is dropped
+        self._line_start = False  # the value's last character is a newline
 
-    def _opening(self, final: bool) -> tuple[int, str | None, bool] | None:
-        """(characters, name of the call or None for text, is a closing tag without a call); None: wait for more."""
-        buffer = self._buffer
-        if buffer.startswith(CLOSE):
-            return len(CLOSE), None, True
-        wrapped = buffer.startswith(OPEN)
-        rest = buffer[len(OPEN) :].lstrip() if wrapped else buffer
-        lead = len(buffer) - len(rest)
-        if rest.startswith(_FUNCTION) and (wrapped or self._line_start):
-            end = rest.find(">")
-            if end < 0:
-                return (1, None, False) if final or len(rest) > _MAX_HEAD or "\n" in rest else None
-            name = rest[len(_FUNCTION) : end].strip()
-            if name not in self._schemas:
-                return lead + len(_FUNCTION) if wrapped else 1, None, False
-            after = rest[end + 1 :].lstrip()
-            if not wrapped and not after.startswith((_PARAMETER, _END_FUNCTION)):
-                waits = _begins(after, _PARAMETER) or _begins(after, _END_FUNCTION)
-                return None if waits and not final else (1, None, False)
-            self._wrapped = wrapped
-            return lead + end + 1, name, False
-        if final:
-            return 1, None, False
-        possible = [_FUNCTION] if wrapped else [OPEN, CLOSE, *([_FUNCTION] if self._line_start else [])]
-        waiting = any(_begins(rest, tag) for tag in possible) and len(buffer) < _MAX_HEAD
-        return None if waiting else (len(OPEN) if wrapped else 1, None, False)
+    def take(self, lexeme: Lexeme) -> Step:
+        match self._state:
+            case _State.BODY:
+                return self._body(lexeme)
+            case _State.DROPPED:
+                return self._dropped(lexeme)
+            case _State.VALUE:
+                return self._in_value(lexeme)
+            case _State.VALUE_END:
+                return self._value_end(lexeme)
+            case _State.CALL_END:
+                return self._call_end(lexeme)
 
-    def _between(self, out: list[ParsedDelta], final: bool) -> bool:
-        """Inside a function, outside its parameters: white space and tags; other text is dropped."""
-        call = self._call
-        assert call is not None
-        at = self._buffer.find("<")
-        if at < 0:
-            self._take(len(self._buffer))
-            return False
-        self._take(at)
-        for tag in (_END_FUNCTION, CLOSE):
-            if self._buffer.startswith(tag):
-                self._take(len(tag))
-                self._close(out)
-                return True
-        if self._buffer.startswith((OPEN, _FUNCTION)):  # the next call begins: this one was never closed
-            self._close(out)
-            self._line_start = True
-            return True
-        if self._buffer.startswith(_PARAMETER):
-            ends = [p for p in (self._buffer.find(">"), self._buffer.find("\n")) if p >= 0]
-            if not ends:
-                if final or len(self._buffer) > _MAX_HEAD:
-                    self._take(1)
-                    return True
-                return False
-            end = min(ends)
-            name = self._buffer[len(_PARAMETER) : end].strip()
-            good = self._buffer[end] == ">" and _NAME.fullmatch(name) and name not in call.seen
-            self._take(end + (self._buffer[end] == ">"))
-            self._begin_value(out, name if good else "")
-            return True
-        if not final and any(_begins(self._buffer, tag) for tag in (_END_FUNCTION, CLOSE, OPEN, _FUNCTION, _PARAMETER)):
-            return False
-        self._take(1)
-        return True
-
-    def _inside(self, out: list[ParsedDelta], final: bool) -> bool:
-        """A parameter's value until its end tag."""
-        call, buffer = self._call, self._buffer
-        assert call is not None
-        if not call.began:
-            call.began = True
-            if buffer.startswith("\n"):
-                self._take(1)
-                buffer = self._buffer
-        at = buffer.find(_END_PARAMETER)
-        while at >= 0:
-            after = buffer[at + len(_END_PARAMETER) :].lstrip()
-            tags = (_PARAMETER, _END_FUNCTION, CLOSE)
-            if after.startswith(tags) or (final and not after):
-                self._take(at + len(_END_PARAMETER))
-                self._end_value(out, buffer[:at])
-                return True
-            if not final and any(_begins(after, tag) for tag in tags):
-                self._stream(out, at)
-                return False
-            at = buffer.find(_END_PARAMETER, at + 1)
-        end = buffer.find(_END_FUNCTION)
-        if end >= 0 and buffer[end + len(_END_FUNCTION) :].lstrip().startswith(CLOSE):  # the end tag was left out
-            self._take(end)
-            self._end_value(out, buffer[:end])
-            return True
-        self._stream(out, len(buffer))
-        return False
-
-    def _stream(self, out: list[ParsedDelta], upto: int) -> None:
-        """Send what is surely part of a string value: not a newline before, or a beginning of, an end tag."""
-        call = self._call
-        assert call is not None
-        text = self._buffer[:upto]
-        cut = text.rfind("<", max(0, upto - 64)) if upto == len(self._buffer) else upto
-        safe = upto if cut < 0 else cut
-        if (
-            upto == len(self._buffer)
-            and cut >= 0
-            and not any(
-                _begins(text[cut:], tag) or text[cut:].startswith(tag) for tag in (_END_PARAMETER, _END_FUNCTION)
-            )
-        ):
-            safe = upto
-        if safe and text[safe - 1] == "\n":
-            safe -= 1
-        if safe > 0:
-            self._value(out, self._take(safe))
-
-    def _begin_value(self, out: list[ParsedDelta], name: str) -> None:
-        call = self._call
-        assert call is not None
-        call.parameter, call.began, call.value = name, False, []
-        call.streaming = bool(name) and allowed_types(self._property(call, name), call.schema) == {"string"}
-        if call.streaming:
-            self._arguments(out, self._key(call, name) + '"')
-
-    def _value(self, out: list[ParsedDelta], text: str) -> None:
-        call = self._call
-        assert call is not None
-        if call.streaming:
-            self._arguments(out, json.dumps(text, ensure_ascii=False)[1:-1])
-        elif call.parameter:
-            call.value.append(text)
-
-    def _end_value(self, out: list[ParsedDelta], rest: str) -> None:
-        call = self._call
-        assert call is not None
-        self._value(out, rest.removesuffix("\n"))
-        name = call.parameter
-        if call.streaming:
-            self._arguments(out, '"')
-        elif name:
-            value = convert("".join(call.value), self._property(call, name), call.schema)
-            if value is not OMIT:
-                self._arguments(out, self._key(call, name) + json.dumps(value, ensure_ascii=False))
-        call.parameter, call.streaming = None, False
-
-    def _close(self, out: list[ParsedDelta]) -> None:
-        call = self._call
-        assert call is not None
-        self._arguments(out, "}" if call.seen else "{}")
-        out.append(ToolCallEnd(call.index))
-        self._call = None
-        self._line_start = True
-
-    def _arguments(self, out: list[ParsedDelta], text: str) -> None:
-        assert self._call is not None
-        if text:
-            out.append(ToolCallArguments(self._call.index, text))
-
-    @staticmethod
-    def _key(call: _Call, name: str) -> str:
-        """Opening of a member; marks the name as used."""
-        lead = ", " if call.seen else "{"
-        call.seen.add(name)
-        return f"{lead}{json.dumps(name, ensure_ascii=False)}: "
-
-    @staticmethod
-    def _property(call: _Call, name: str) -> Any:
-        properties = call.schema.get("properties")
-        return properties.get(name) if isinstance(properties, Mapping) else None
-
-    def _text(self, out: list[ParsedDelta], text: str) -> None:
-        """Content; trailing white space waits, since what stands before a call or the end is dropped with it."""
-        full = self._space + text
-        kept = full.rstrip()
-        self._space = full[len(kept) :]
-        self._line_start = not kept and self._line_start if not full.strip() else False
-        if "\n" in self._space or (not kept and self._line_start):
-            self._line_start = True
-        if kept:
-            out.append(ContentDelta(kept))
-
-    def _take(self, size: int) -> str:
-        text, self._buffer = self._buffer[:size], self._buffer[size:]
+    def arguments(self) -> str:
+        """Fragment of the arguments' JSON since the last time."""
+        text = "".join(self._out)
+        self._out.clear()
         return text
 
+    def end(self) -> None:
+        """The model ended its turn inside the call: close what is open."""
+        if self._state in (_State.VALUE, _State.VALUE_END, _State.CALL_END):
+            self._end_value()
+        self._close()
 
-def _begins(text: str, tag: str) -> bool:
-    """Whether more text could make `text` start with `tag`."""
-    return len(text) < len(tag) and tag.startswith(text)
+    def _body(self, lexeme: Lexeme) -> Step:
+        if lexeme.blank:
+            return Step.TAKEN
+        if lexeme.kind is Kind.PARAMETER:
+            name = lexeme.name
+            proper = self._function.declares(name) or _PLAIN_NAME.fullmatch(name) is not None
+            self._begin_value(name, kept=proper and name not in self._given)
+            return Step.TAKEN if proper or not self._strict else Step.REFUSED
+        if lexeme.kind is Kind.END_FUNCTION:
+            self._close()
+            return Step.ENDED
+        if lexeme.kind is Kind.END_CALL:
+            self._close()
+            return Step.ENDED_BEFORE
+        if self._strict:
+            return Step.REFUSED
+        if self._starts_call(lexeme):
+            self._close()
+            return Step.ENDED_BEFORE
+        if lexeme.kind is Kind.BAD_PARAMETER:
+            self._state = _State.DROPPED
+        return Step.TAKEN
+
+    def _dropped(self, lexeme: Lexeme) -> Step:
+        if lexeme.kind is Kind.END_PARAMETER:
+            self._state = _State.BODY
+            return Step.TAKEN
+        if self._is_structure(lexeme):
+            self._state = _State.BODY
+            return self._body(lexeme)
+        return Step.TAKEN
+
+    def _in_value(self, lexeme: Lexeme) -> Step:
+        if lexeme.kind is Kind.END_PARAMETER:
+            self._state, self._held = _State.VALUE_END, [lexeme]
+        elif lexeme.kind in _CALL_ENDS:
+            self._state, self._held = _State.CALL_END, [lexeme]
+        elif (
+            lexeme.kind is Kind.PARAMETER
+            and self._line_start
+            and self._function.declares(lexeme.name)
+            and lexeme.name not in self._given
+        ):
+            self._end_value()
+            return self._body(lexeme)
+        else:
+            self._add(lexeme.raw)
+        return Step.TAKEN
+
+    def _value_end(self, lexeme: Lexeme) -> Step:
+        if lexeme.blank:
+            self._held.append(lexeme)
+            return Step.TAKEN
+        if self._is_structure(lexeme):
+            self._end_value()
+            return self._body(lexeme)
+        return self._still_value(lexeme)
+
+    def _call_end(self, lexeme: Lexeme) -> Step:
+        if lexeme.blank or (lexeme.kind is Kind.END_CALL and all(h.kind is not Kind.END_CALL for h in self._held)):
+            self._held.append(lexeme)
+            return Step.TAKEN
+        if lexeme.kind is Kind.CALL and not self._strict:
+            self._end_value()
+            self._close()
+            return Step.ENDED_BEFORE
+        return self._still_value(lexeme)
+
+    def _still_value(self, lexeme: Lexeme) -> Step:
+        """What looked like an end was part of the value."""
+        for held in self._held:
+            self._add(held.raw)
+        self._state = _State.VALUE
+        return self._in_value(lexeme)
+
+    def _is_structure(self, lexeme: Lexeme) -> bool:
+        """Whether the lexeme may follow a parameter."""
+        kinds = (Kind.PARAMETER, Kind.BAD_PARAMETER, *_CALL_ENDS)
+        return lexeme.kind in kinds or self._starts_call(lexeme)
+
+    def _starts_call(self, lexeme: Lexeme) -> bool:
+        return lexeme.kind is Kind.CALL or (lexeme.kind is Kind.FUNCTION and lexeme.name in self._declared)
+
+    def _begin_value(self, name: str, *, kept: bool) -> None:
+        self._state, self._name, self._line_start = _State.VALUE, name, False
+        self._value = None
+        if kept:
+            lead = f"{', ' if self._given else '{'}{json.dumps(name, ensure_ascii=False)}: "
+            self._value = ValueWriter(lead, self._function.types(name))
+            self._given.add(name)
+
+    def _add(self, raw: str) -> None:
+        self._line_start = raw.endswith("\n")
+        if self._value is not None:
+            self._out.append(self._value.add(raw))
+
+    def _end_value(self) -> None:
+        if self._value is not None:
+            rest = self._value.end()
+            if rest is None:
+                self._given.discard(self._name)
+            else:
+                self._out.append(rest)
+        self._state, self._value = _State.BODY, None
+
+    def _close(self) -> None:
+        self._out.append("}" if self._given else "{}")
