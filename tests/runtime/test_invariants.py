@@ -115,8 +115,7 @@ def ort(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def _report(name: str, world: World) -> None:
-        f"\n{name}: {world.compared} conversations, {world.restored} tokens restored, "
-        f"{world.accepted} drafts accepted, "
+    print(
         f"\n{name}: {world.compared} conversations, {world.restored} tokens restored, "
         f"{world.accepted} drafts accepted, {world.excused} near ties excused"
     )
