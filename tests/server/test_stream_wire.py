@@ -86,7 +86,8 @@ def test_a_long_prefill_gets_headers_and_pings(start: Any, script: Any) -> None:
     with connect(running, {"stream": True}) as sock:
         data = read_until(sock, b"[DONE]")
     assert data.count(b": ping\n\n") >= 2
-    assert data.index(b'"role":"assistant"') < data.index(b": ping") < data.index(b'"content":"Hel')
+    # The first piece of text may be any beginning of the answer: how tokens are grouped into deltas is not fixed.
+    assert data.index(b'"role":"assistant"') < data.index(b": ping") < data.index(b'"content":"H')
     assert data.count(b'"role":"assistant"') == 1
 
 
@@ -218,7 +219,8 @@ def test_requests_in_flight_are_bounded(start: Any, script: Any) -> None:
         assert running.http.get("/health").status_code == 200
     assert running.settled(2.0)
     running.script.reply = "short"
-    assert running.post().status_code == 200
+    # The engine is idle a moment before the server has taken leave of the clients that went.
+    assert running.wait_for(lambda _: running.post().status_code == 200)
 
 
 def test_stopping_the_server_ends_running_streams(start: Any, script: Any) -> None:
