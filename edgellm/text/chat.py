@@ -1,52 +1,61 @@
-"""Conversations to tokens, and how far the next turn's prompt will agree with this one."""
+"""Conversations to tokens, and how much of them the conversation's next prompt will repeat.
+
+What must stay true: tokens are those of the checkpoint's template and tokenizer; no text of a client becomes a control
+token; prompts that begin with the same rendered text begin with the same tokens, up to the last token before they part.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from os.path import commonprefix
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from edgellm.checkpoint.tokenizer_files import chat_template
 from edgellm.errors import CheckpointError, RequestError
-from edgellm.text.messages import MARK, normalize
+from edgellm.text.marks import MARK, restore
+from edgellm.text.messages import Message, Normalizer
 from edgellm.text.template import ChatTemplate
 from edgellm.text.tokenizer import Tokenizer
 
-_PROBE_CALL = {"type": "function", "function": {"name": "probe", "arguments": {"a": "b"}}}
-# What the client's next turn may hold in place of this one's answer: with and without reasoning sent back.
-_PROBES: tuple[list[dict[str, Any]], ...] = (
-    [
-        {"role": "assistant", "content": "", "reasoning_content": "probe", "tool_calls": [_PROBE_CALL]},
-        {"role": "tool", "content": "probe"},
-    ],
-    [{"role": "assistant", "content": "probe"}, {"role": "user", "content": "probe"}],
-)
+_CUT: Final = "\ufdd2"  # where a continued message ends; a noncharacter that survives trimming
+_RESERVED: Final = ("messages", "tools", "add_generation_prompt", "continue_final_message")
+_CALL: Final = {"type": "function", "function": {"name": "x", "arguments": {"x": "x"}}}
+_TOOL_TURN: Final = ({"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "content": "x"})
+_USER_TURN: Final = ({"role": "assistant", "content": "x"}, {"role": "user", "content": "x"})
+_REASONING: Final = {"reasoning_content": "x"}
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A prompt.
 
-    `stable_lengths`: how much of it the conversation's next prompt repeats, ascending, one for each way it may go on
-    (tool results, a user turn). The prompt's own length among them means that the answer is repeated too.
+    Attributes:
+        token_ids: its tokens.
+        stable_lengths: how many of them the conversation's next prompt repeats, ascending, one for each way it may go
+            on. The prompt's own length among them means that the answer's tokens may be repeated too.
+        thinking_open: the prompt ends inside a ``<think>`` block.
     """
 
     token_ids: tuple[int, ...]
     stable_lengths: tuple[int, ...]
-    thinking_open: bool  # the prompt ends inside a <think> block
+    thinking_open: bool
+
+
+class _Prompt(NamedTuple):
+    parts: list[str]  # the rendered text cut at added tokens
+    encoded: list[Sequence[int]]  # ids of each part
+    ids: tuple[int, ...]  # all of them
 
 
 class ChatRenderer:
-    """Renders with the checkpoint's template. Safe to call from several threads."""
+    """Renders with the checkpoint's template. Any thread may call it."""
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._template = template
         self._tokenizer = tokenizer
-        literals = sorted(tokenizer.added, key=len, reverse=True)
-        self._literal = re.compile(f"({'|'.join(map(re.escape, literals))})" if literals else "(?!)")
+        self._normalizer = Normalizer(tokenizer, late_system=_takes_late_system(template))
 
     @classmethod
     def load(cls, folder: Path | str, tokenizer: Tokenizer) -> ChatRenderer:
@@ -58,7 +67,7 @@ class ChatRenderer:
         source = chat_template(Path(folder))
         if source is None:
             raise CheckpointError(f"{folder}: no chat template (chat_template.jinja or in tokenizer_config.json)")
-        return cls(ChatTemplate(source, str(folder)), tokenizer)
+        return cls(ChatTemplate(source, f"{folder}: chat template"), tokenizer)
 
     def render(
         self,
@@ -69,81 +78,126 @@ class ChatRenderer:
         continue_final_message: bool = False,
         **template_kwargs: Any,
     ) -> Rendered:
-        """Tokens of a conversation.
+        """Tokens of a conversation; `messages` holds what messages may look like.
 
         Args:
-            continue_final_message: leave the last (assistant) message open so that generation continues it.
-            template_kwargs: passed to the template, e.g. enable_thinking, preserve_thinking.
+            messages: in the OpenAI form.
+            tools: in the OpenAI form; printed by the template.
+            add_generation_prompt: end with the opening of the answer.
+            continue_final_message: leave the last message, the assistant's, open, so that the answer continues it;
+                there is no generation prompt then.
+            template_kwargs: the template's own, e.g. ``enable_thinking``, ``preserve_thinking``.
 
         Raises:
             RequestError: the messages are malformed, or the template refuses them; names the field.
         """
-        clean = normalize(messages, self._literal)
-        if continue_final_message and clean[-1]["role"] != "assistant":
-            raise RequestError(
-                "continue_final_message needs a last message of the assistant", param="continue_final_message"
-            )
-        values = {**template_kwargs, "tools": list(tools) if tools else None}
-        text = self._template.render(
-            messages=clean, add_generation_prompt=add_generation_prompt and not continue_final_message, **values
-        )
+        for name in _RESERVED:
+            if name in template_kwargs:
+                raise RequestError(f"chat_template_kwargs.{name} is reserved", param=f"chat_template_kwargs.{name}")
+        conversation = self._normalizer.messages(messages)
+        values = {
+            **self._tokenizer.named,
+            **self._normalizer.values(template_kwargs, "chat_template_kwargs"),
+            "tools": self._normalizer.values(tools, "tools") if tools else None,
+        }
         if continue_final_message:
-            text = _reopen(text, clean[-1]["content"])
-            ids = self._encode(text)
-            return Rendered(tuple(ids), (len(ids),), _thinking_open(text))
-        ids = self._encode(text)
-        return Rendered(tuple(ids), self._stable(clean, text, ids, values), _thinking_open(text))
+            parts = self._tokenizer.split(self._continued(conversation, values))
+        else:
+            parts = self._parts(conversation, values, generate=add_generation_prompt)
+        encoded = [self._ids(part) for part in parts]
+        prompt = _Prompt(parts, encoded, tuple(chain.from_iterable(encoded)))
+        return Rendered(
+            token_ids=prompt.ids,
+            stable_lengths=self._stable_lengths(conversation, values, prompt, continued=continue_final_message),
+            thinking_open=self._thinking_open(parts),
+        )
 
-    def _stable(
-        self, clean: list[dict[str, Any]], text: str, ids: list[int], values: dict[str, Any]
+    def _parts(self, conversation: Sequence[Message], values: Mapping[str, Any], *, generate: bool) -> list[str]:
+        """The rendered text cut at added tokens."""
+        text = self._template.render(messages=conversation, add_generation_prompt=generate, **values)
+        return self._tokenizer.split(text)
+
+    def _continued(self, conversation: list[Message], values: Mapping[str, Any]) -> str:
+        """Text up to the end of the last message's content, without the space that the template trims behind it."""
+        final = conversation[-1]
+        if final["role"] != "assistant" or final.get("tool_calls"):
+            message = "continue_final_message needs a last message of the assistant without tool calls"
+            raise RequestError(message, param="continue_final_message")
+        marked = [*conversation[:-1], {**final, "content": f"{final['content']}{_CUT} "}]
+        text, _, rest = self._template.render(messages=marked, add_generation_prompt=False, **values).rpartition(_CUT)
+        if not text:
+            message = "the chat template does not keep the last message's text; it cannot be continued"
+            raise RequestError(message, param="continue_final_message")
+        return text if rest.startswith(" ") else text.rstrip()
+
+    def _stable_lengths(
+        self, conversation: list[Message], values: Mapping[str, Any], prompt: _Prompt, *, continued: bool
     ) -> tuple[int, ...]:
-        """Common token prefixes of this prompt and each probed continuation; without tools only a user turn follows."""
+        """Tokens in common with the prompts that may come next.
+
+        With tools the next prompt may hold calls and their results, in any case an answer and a user's turn. Whether
+        the answer comes back with its reasoning is seen from this turn's earlier answers; without any it is expected:
+        if it then does not, the prompt parts a few tokens before its end, where the user's turn does too.
+        """
         lengths = set()
-        for probe in _PROBES if values["tools"] else _PROBES[1:]:
+        for follow_up in _follow_ups(conversation, tools=bool(values["tools"]), continued=continued):
             try:
-                longer = self._template.render(messages=clean + probe, add_generation_prompt=True, **values)
+                later = self._parts(follow_up, values, generate=True)
             except RequestError:
                 continue  # this template does not take such a turn
-            lengths.add(self._common_tokens(text, longer, ids))
-        return tuple(sorted(lengths)) or (len(ids),)
+            lengths.add(self._common(prompt, later))
+        return tuple(sorted(lengths)) or (len(prompt.ids),)
 
-    def _common_tokens(self, text: str, longer: str, ids: list[int]) -> int:
-        if longer.startswith(text):
-            return len(ids)
-        # Everything before the last control token inside the common text has the same tokens: compare only from there.
-        shared = len(commonprefix([text, longer]))  # noqa: RUF071 - plain strings, not paths
-        cut = max((match.start() for match in self._literal.finditer(text, 0, shared)), default=0)
-        head = len(self._encode(text[:cut])) if cut else 0
-        tail = self._encode(longer[cut:])
-        count = head
-        for a, b in zip(ids[head:], tail, strict=False):
-            if a != b:
+    def _common(self, prompt: _Prompt, later: list[str]) -> int:
+        """Leading tokens that the prompt shares with a text, given its parts."""
+        equal = 0
+        for ours, theirs in zip(prompt.parts, later, strict=False):
+            if ours != theirs:
+                break
+            equal += 1
+        count = sum(map(len, prompt.encoded[:equal]))
+        rest = (token_id for part in later[equal:] for token_id in self._ids(part))
+        for our_id, their_id in zip(prompt.ids[count:], rest, strict=False):
+            if our_id != their_id:
                 break
             count += 1
         return count
 
-    def _encode(self, text: str) -> list[int]:
-        """Tokens of rendered text; marked literals are ordinary text."""
-        if MARK not in text:
-            return self._tokenizer.encode(text, allow_special=True)
-        ids: list[int] = []
-        for piece in self._literal.split(text):
-            if piece in self._tokenizer.added:
-                ids.append(self._tokenizer.added[piece])
-            elif piece:
-                ids.extend(self._tokenizer.encode(piece.replace(MARK, ""), allow_special=False))
-        return ids
+    def _ids(self, part: str) -> Sequence[int]:
+        if MARK in part:
+            return self._tokenizer.encode_plain(restore(part))
+        return self._tokenizer.encode_part(part)
+
+    def _thinking_open(self, parts: Sequence[str]) -> bool:
+        """Whether the text behind the last control token opens a block and does not close it."""
+        added, control = self._tokenizer.added, self._tokenizer.special_ids
+        tail: list[str] = []
+        for part in reversed(parts):
+            if added.get(part) in control:
+                break
+            tail.append(part)
+        text = "".join(reversed(tail))
+        return text.rfind("<think>") > text.rfind("</think>")
 
 
-def _reopen(text: str, content: str) -> str:
-    """Cut what the template puts after the last message's content."""
-    at = text.rfind(content.rstrip()) if content.strip() else -1
-    if at < 0:
-        raise RequestError(
-            "the template does not keep the last message's text; it cannot be continued", param="continue_final_message"
-        )
-    return text[: at + len(content.rstrip())]
+def _follow_ups(conversation: list[Message], *, tools: bool, continued: bool) -> Iterator[list[Message]]:
+    """Conversations that the next request may hold."""
+    if continued:
+        final = {**conversation[-1], "content": f"{conversation[-1]['content']}x"}
+        yield [*conversation[:-1], final, _USER_TURN[1]]
+        return
+    turn = max((n for n, message in enumerate(conversation) if message["role"] == "user"), default=0)
+    answers = [message for message in conversation[turn:] if message["role"] == "assistant"]
+    with_reasoning = any(m.get("reasoning_content") or "</think>" in m["content"] for m in answers) or not answers
+    reasoning = _REASONING if with_reasoning else {}
+    for answer, reply in (_TOOL_TURN, _USER_TURN) if tools else (_USER_TURN,):
+        yield [*conversation, {**answer, **reasoning}, reply]
 
 
-def _thinking_open(text: str) -> bool:
-    return text.rfind("<think>") > text.rfind("</think>") and text.rstrip().endswith("<think>")
+def _takes_late_system(template: ChatTemplate) -> bool:
+    turns = ("user", "assistant", "system", "user")
+    try:
+        text = template.render(messages=[{"role": role, "content": f"<{role}>"} for role in turns])
+    except RequestError:
+        return False
+    return "<system>" in text

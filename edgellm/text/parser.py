@@ -179,7 +179,9 @@ class OutputParser:
             self._place, self._opener = _Place.OPENER, [lexeme.raw]
         elif self._is_bare_call(lexeme):
             self._begin_draft(lexeme)
-        elif (self._behind_call and lexeme.kind in CLOSERS) or (self._lead and lexeme.kind is Kind.END_THINK):
+        elif self._behind_call and lexeme.kind in CLOSERS:
+            self._space.clear()
+        elif self._lead and lexeme.kind is Kind.END_THINK:
             pass
         else:
             self._text(lexeme.raw)

@@ -60,16 +60,21 @@ class Tokenizer:
         self._normalizer = library.normalizer
         self._pre_tokenizer = library.pre_tokenizer
         self._model = library.model
-        self.vocab_size: int = max(library.get_vocab(with_added_tokens=True).values()) + 1
+        # A BPE vocabulary is numbered without holes; added tokens may leave some.
+        self.vocab_size: int = max(library.get_vocab_size(with_added_tokens=False), max(tokens, default=-1) + 1)
         self.eos_token_ids = tuple(sorted(set(eos_token_ids)))
         self.added: dict[str, int] = {token.content: token_id for token_id, token in tokens.items()}
         self.special_ids = frozenset(
             i for i, token in tokens.items() if token.special and token.content not in SPOKEN_TOKENS
         )
         self.named = named or {}
-        # Tokens that absorb neighbours, or match only normalised or whole words, are left to the library.
-        self._simple = not any(t.normalized or t.lstrip or t.rstrip or t.single_word for t in tokens.values())
-        self._added_pattern = _any_of(self.added)
+        for token in tokens.values():
+            if token.lstrip or token.rstrip or token.single_word or (token.special and token.normalized):
+                flags = "lstrip, rstrip, single_word and, in a special token, normalized"
+                raise CheckpointError(f"tokenizer.json: added token {token.content!r}: {flags} are not supported")
+        # Tokens that match normalised text are left to the library; they are no control tokens.
+        self._cut = _any_of(token.content for token in tokens.values() if not token.normalized)
+        self._all_cut = not any(token.normalized for token in tokens.values())
         self._bytes: dict[int, bytes] = {}
         self._cache = SegmentCache(cache_bytes // 2)
         self._plain_cache = SegmentCache(cache_bytes // 2)
@@ -112,7 +117,7 @@ class Tokenizer:
 
     def split(self, text: str) -> list[str]:
         """`text` cut at added tokens: the even entries are text between them (perhaps empty), the odd ones tokens."""
-        return self._added_pattern.split(text) if self._simple else [text]
+        return self._cut.split(text)
 
     def encode_part(self, part: str) -> Sequence[int]:
         """Ids of one entry of `split`, from the cache when it was seen before."""
@@ -128,7 +133,7 @@ class Tokenizer:
 
     def encode_plain(self, text: str) -> Sequence[int]:
         """Ids of `text` in which the text of an added token is ordinary text."""
-        if self._simple and not self._added_pattern.search(text):
+        if self._all_cut and not self._cut.search(text):
             return self.encode_part(text)
         ids = self._plain_cache.get(text)
         if ids is None:
@@ -152,7 +157,7 @@ class Tokenizer:
         """The bytes a token stands for; a character may be spread over several tokens."""
         found = self._bytes.get(token_id)
         if found is None:
-            token = self._library.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+            token = self._library.id_to_token(token_id) if 0 <= token_id < 2**32 else None
             found = self._bytes[token_id] = b"" if token is None else token_bytes(token)
         return found
 
