@@ -6,6 +6,7 @@ weights referring to the shared weight file (see `weight_file`), so that several
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -42,7 +43,9 @@ class GraphBuilder:
         self._initializers: dict[str, TensorProto] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
         self._functions: dict[str, onnx.FunctionProto] = {}
-        self._count = 0
+        self._count = itertools.count(1)
+        self._used: set[str] = set()  # values that some node reads
+        self._domains: set[str] = set()  # of nodes, beside the standard one
 
     def input(self, name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> str:
         """Declare a graph input."""
@@ -104,6 +107,8 @@ class GraphBuilder:
         given = {key: value for key, value in attributes.items() if value is not None}
         node = helper.make_node(kind, list(inputs), names, name=f"{kind}_{len(self._nodes)}", domain=domain, **given)
         self._nodes.append(node)
+        self._used.update(inputs)
+        self._domains.update({domain} - {""})
         return names
 
     def split(
@@ -135,10 +140,34 @@ class GraphBuilder:
             LOCAL, kind, list(inputs), list(outputs), inner._nodes, inner._imports()
         )
 
+    def choose(
+        self,
+        condition: str,
+        outputs: Sequence[str],
+        then: Callable[[GraphBuilder], Sequence[str]],
+        otherwise: Callable[[GraphBuilder], Sequence[str]],
+    ) -> list[str]:
+        """Run one of two bodies; all results are float32.
+
+        Args:
+            condition: bool [].
+            outputs: names of the results.
+            then, otherwise: add their nodes to the builder they are given, which sees all values of this one, and
+                return their results in the order of `outputs`.
+        """
+        branches = {}
+        for attribute, body in (("then_branch", then), ("else_branch", otherwise)):
+            inner = GraphBuilder(f"{self.name}_{attribute}", self._weights)
+            inner._initializers, inner._constants = self._initializers, self._constants
+            inner._count, inner._used = self._count, self._used
+            results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in body(inner)]
+            branches[attribute] = helper.make_graph(inner._nodes, inner.name, [], results)
+            self._domains |= inner._domains
+        return self.ops("If", [condition], outputs, **branches)
+
     def save(self, path: Path) -> None:
         """Write the graph to `path`, in the folder of the weight file."""
-        used = {name for node in self._nodes for name in node.input}
-        tensors = [tensor for name, tensor in self._initializers.items() if name in used]
+        tensors = [tensor for name, tensor in self._initializers.items() if name in self._used]
         graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, tensors)
         functions = list(self._functions.values())
         model = helper.make_model(graph, opset_imports=self._imports(), functions=functions, producer_name="edgellm")
@@ -146,9 +175,7 @@ class GraphBuilder:
         path.write_bytes(model.SerializeToString())
 
     def _imports(self) -> list[onnx.OperatorSetIdProto]:
-        domains = {node.domain for node in self._nodes} - {""}
-        return [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(domains))]
+        return [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(self._domains))]
 
     def _fresh(self, kind: str) -> str:
-        self._count += 1
-        return f"{kind}_{self._count}_out"
+        return f"{kind}_{next(self._count)}_out"

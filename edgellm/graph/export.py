@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.checkpoint.weights import Weight
 from edgellm.errors import ConfigError
-from edgellm.graph.builder import GraphBuilder
+from edgellm.graph.builder import Dim, GraphBuilder
 from edgellm.graph.commit import add_commit
 from edgellm.graph.decoder import add_decoder
 from edgellm.graph.encodings import WeightFormat
 from edgellm.graph.lowering.base import Lowering
-from edgellm.graph.lowering.ort import Chain, GroupedQuery, OrtOps
+from edgellm.graph.lowering.ort import Chain, OrtOps
+from edgellm.graph.lowering.ort_attention import GroupedQuery
 from edgellm.graph.lowering.standard import FunctionTree, MaskedAttention, StandardOps
 from edgellm.graph.mtp import DRAFT_TOP_K, add_mtp
 from edgellm.graph.rope import rope_tables
@@ -66,12 +67,12 @@ def build_ort_graphs(
     paths = [out_dir / f"{name}.onnx" for name in ("advance", "verify", "commit", "mtp")[: 3 + spec.mtp_layers]]
     with WeightFile(out_dir / WEIGHTS) as file:
         g = GraphBuilder("advance", file)
-        attention = GroupedQuery.declare(g, "B", rope_tables(g, spec.attention, rows), tree=False)
+        attention = _grouped(g, spec, "B", rows, tree=False)
         add_decoder(g, Lowering(ops, attention, Chain.declare(g, spec.linear)), "B")
         g.save(paths[0])
 
         g = GraphBuilder("verify", file)
-        attention = GroupedQuery.declare(g, 1, rope_tables(g, spec.attention, rows), tree=True)
+        attention = _grouped(g, spec, 1, rows, tree=True)
         add_decoder(g, Lowering(ops, attention, InlineTree.declare(g, spec.linear)), 1)
         g.save(paths[1])
 
@@ -81,10 +82,20 @@ def build_ort_graphs(
 
         if spec.mtp_layers:
             g = GraphBuilder("mtp", file)
-            attention = GroupedQuery.declare(g, 1, rope_tables(g, spec.attention, rows), tree=True)
+            attention = _grouped(g, spec, 1, rows, tree=True, cache="mtp_k")
             add_mtp(g, Lowering(ops, attention), draft_vocab)
             g.save(paths[3])
     return (*paths, file.path)
+
+
+def _grouped(
+    g: GraphBuilder, spec: ModelSpec, batch: Dim, positions: int, *, tree: bool, cache: str | None = None
+) -> GroupedQuery:
+    """The attention form; `cache` names one of the graph's caches, by default the first layer's."""
+    if cache is None and spec.full_layers:
+        cache = f"k_{spec.full_layers[0]}"
+    rope = rope_tables(g, spec.attention, positions)
+    return GroupedQuery.declare(g, spec.attention, batch, rope, tree=tree, cache=cache)
 
 
 def build_canonical(checkpoint: Source, out_dir: Path, *, positions: int | None = None) -> tuple[Path, ...]:

@@ -93,6 +93,41 @@ def test_random_trees_and_commits_in_a_row(ort_graphs, data):
         sequence += [nodes[i] for i in path]
 
 
+@pytest.mark.parametrize("nodes", [1, 2, 16])
+@pytest.mark.parametrize("name", MODELS)
+def test_attention_folds_only_into_rows_that_are_there(ort_graphs, name, nodes):
+    """Caches with any number of spare rows: same results, committed rows untouched, nothing written past the end."""
+    graphs, vocab = ort_graphs(name), CONFIGS[name]["vocab_size"]
+    prompt, ids = tokens(20, vocab, 21), tokens(16, vocab, 22)[:nodes]
+    ratio = graphs.spec.attention.heads // graphs.spec.attention.kv_heads
+    wanted = None
+    for spare in (nodes, nodes + 1, ratio * nodes - 1, ratio * nodes, ratio * nodes + 1):
+        slot = Slot(graphs, rows=len(prompt) + max(spare, nodes))
+        guards = guard_ends(slot)
+        slot.advance(prompt)
+        before = {key: value[:, :, :20].copy() for key, value in slot.state.items() if key.startswith(("k_", "v_"))}
+        tree, hidden = slot.verify(ids, TREE[:nodes]), slot.draft(ids, np.zeros((nodes, graphs.spec.hidden), "f"), 20)
+        assert all(np.array_equal(slot.state[key][:, :, :20], value) for key, value in before.items())
+        step = slot.advance(ids[:1])
+        got = [tree, hidden["hidden_out"], step]
+        wanted = wanted or got
+        for value, first in zip(got, wanted, strict=True):
+            np.testing.assert_allclose(value, first, atol=2e-5)
+        assert all((guard == 7).all() for guard in guards)
+
+
+def guard_ends(slot):
+    """Move every cache to the front of a longer buffer; the rest of the buffers, filled with 7."""
+    guards = []
+    for key, value in slot.state.items():
+        if key.startswith(("k_", "v_", "mtp")):
+            flat = np.full(value.size + 4096, 7, np.float32)
+            slot.state[key] = flat[: value.size].reshape(value.shape)
+            slot.state[key][...] = 0
+            guards.append(flat[value.size :])
+    return guards
+
+
 def test_a_batch_of_single_tokens_equals_its_sequences_alone(ort_graphs):
     """Sequences of different lengths in one step; every row of the batch is bit-equal to the step of its own."""
     graphs = ort_graphs("odd-sizes")

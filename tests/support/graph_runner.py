@@ -19,7 +19,7 @@ from edgellm.checkpoint.weights import PlainWeight
 from edgellm.graph.indices import attention_bias, commit_rows, tree_index
 
 Array = NDArray[Any]
-CACHE_ROWS = 640
+CACHE_ROWS = 720
 # The shape of a good draft tree: 16 nodes, six levels, several branches.
 TREE = (-1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 7, 8, 10, 10, 13)
 CHAIN = tuple(range(-1, 15))
@@ -124,9 +124,9 @@ class Graphs:
 
 
 class Slot:
-    """One sequence over the ONNX Runtime graphs, its state bound in place."""
+    """One sequence over the ONNX Runtime graphs, its state bound in place; `rows` are those of the KV caches."""
 
-    def __init__(self, graphs: Graphs) -> None:
+    def __init__(self, graphs: Graphs, rows: int = CACHE_ROWS) -> None:
         spec = graphs.spec
         linear, attention = spec.linear, spec.attention
         self.graphs, self.length = graphs, 0
@@ -135,7 +135,7 @@ class Slot:
             self.state[f"conv_{i}"] = zeros(1, linear.conv_kernel - 1, linear.conv_channels)
             self.state[f"state_{i}"] = zeros(1, linear.value_heads, linear.key_dim, linear.value_dim)
         for name in [f"{part}_{i}" for i in spec.full_layers for part in "kv"] + ["mtp_k", "mtp_v"]:
-            self.state[name] = zeros(1, attention.kv_heads, CACHE_ROWS, attention.head_dim)
+            self.state[name] = zeros(1, attention.kv_heads, rows, attention.head_dim)
         self.hidden: Array = zeros(1, 0, spec.hidden)
         self._tree: dict[str, Array] = {}
         self._parents: Sequence[int] = ()

@@ -3,7 +3,7 @@
 Owns the choice of `com.microsoft` operators and of stored weight forms. The kernels were chosen by measurement: its
 LinearAttention (chains) is fast while GatedDeltaNet, CausalConvWithState and GatedRMSNorm are several times slower than
 the same work in small operators. What must stay true: states and caches can be bound to the same buffer as input and
-output (LinearAttention reads a state before it writes it, GroupQueryAttention appends to its cache in place).
+output (LinearAttention reads a state before it writes it; attention is in `ort_attention`).
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.checkpoint.spec import AttentionSpec, LinearSpec
+from edgellm.checkpoint.spec import LinearSpec
 from edgellm.graph.builder import MICROSOFT, Dim, GraphBuilder
 from edgellm.graph.encodings import BlockFormat, WeightFormat
 from edgellm.graph.lowering.base import DeltaWeights, Ops
-from edgellm.graph.rope import RopeTables
 from edgellm.graph.source import F32, Part, Source
 from edgellm.graph.tree import convolve, declare_state, unit_heads
 
@@ -200,61 +199,3 @@ class Chain:
         heads = {"q_num_heads": spec.key_heads, "kv_num_heads": spec.value_heads}
         inputs = [q, k, v, state, log_decay, beta]
         return g.ops("LinearAttention", inputs, outputs, domain=MICROSOFT, update_rule="gated_delta", **heads)[0]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedQuery:
-    """`AttentionForm` that appends to a contiguous cache in place.
-
-    Inputs: positions i64 [B, S], seqlens_k i32 [B] (committed + S - 1), total_seqlen i32 [] (committed + S), for a tree
-    attn_bias f32 [1, 1, S, T]; per layer key and value cache f32 [B, KV, M, head_dim], also outputs ("_out").
-    """
-
-    batch: Dim
-    positions: str
-    lengths: tuple[str, str]
-    bias: str  # empty: causal
-    rope: RopeTables
-
-    @classmethod
-    def declare(cls, g: GraphBuilder, batch: Dim, rope: RopeTables, *, tree: bool) -> Self:
-        """Declare the inputs that all layers share."""
-        positions = g.input("positions", np.int64, [batch, "S"])
-        lengths = g.input("seqlens_k", np.int32, [batch]), g.input("total_seqlen", np.int32, [])
-        bias = g.input("attn_bias", np.float32, [batch, 1, "S", "T"]) if tree else ""
-        return cls(batch, positions, lengths, bias, rope)
-
-    def attend(
-        self, g: GraphBuilder, ops: Ops, cache: tuple[str, str], qkv: tuple[str, str, str], scales: tuple[str, str]
-    ) -> str:
-        spec = ops.source.spec.attention
-        shape: list[Dim] = [self.batch, spec.kv_heads, "M", spec.head_dim]
-        past = [g.input(name, np.float32, shape) for name in cache]
-        present = [g.output(cache_output(name), np.float32, shape) for name in cache]
-        q = self._rotated(g, ops, qkv[0], scales[0], spec, spec.heads)
-        k = self._rotated(g, ops, qkv[1], scales[1], spec, spec.kv_heads)
-        inputs = [q, k, qkv[2], *past, *self.lengths]
-        if self.bias:
-            inputs += ["", "", "", self.bias]
-        heads = {"num_heads": spec.heads, "kv_num_heads": spec.kv_heads}
-        outputs = [f"{cache[0]}.context", *present]
-        return g.ops("GroupQueryAttention", inputs, outputs, domain=MICROSOFT, **heads)[0]
-
-    def _rotated(self, g: GraphBuilder, ops: Ops, x: str, scale: str, spec: AttentionSpec, heads: int) -> str:
-        # Not the attention kernel's own RoPE: it takes a first prompt to be consecutive whatever `positions` says.
-        normed = g.reshape(
-            ops.norm(g, g.reshape(x, [0, 0, heads, spec.head_dim]), scale), [0, 0, heads * spec.head_dim]
-        )
-        return g.op(
-            "RotaryEmbedding",
-            [normed, self.positions, *self.rope],
-            domain=MICROSOFT,
-            num_heads=heads,
-            rotary_embedding_dim=spec.rotary_dim,
-        )
-
-
-def cache_output(name: str) -> str:
-    """Output name of a cache input: ``k_3`` becomes ``k_out_3``, ``mtp_k`` becomes ``mtp_k_out``."""
-    stem, _, layer = name.rpartition("_")
-    return f"{stem}_out_{layer}" if layer.isdigit() else f"{name}_out"
