@@ -148,8 +148,8 @@ def generate(
 ) -> None:
     """Generate one answer; --json prints token_ids, text and usage."""
     from edgellm.decode.params import SamplingParams
-    from edgellm.runtime.llm import LLM
-    from edgellm.runtime.types import CacheParams, Request
+    from edgellm.runtime.llm import LLM, RequestOptions
+    from edgellm.runtime.types import CacheParams
 
     text = sys.stdin.read() if prompt == "-" else prompt
     sampling = SamplingParams(
@@ -162,22 +162,15 @@ def generate(
         ignore_eos=ignore_eos,
     )
     with LLM(bundle, context=context, threads=threads, slots=1, speculation=None if no_speculation else "auto") as llm:
+        options = RequestOptions(cache=CacheParams(read=not no_cache, write=not no_cache))
         if raw:
-            tokens, stable = tuple(llm.tokenizer.encode(text, allow_special=True)), None
+            generation = llm.stream(text, sampling, options)
         else:
-            rendered = llm.renderer.render([{"role": "user", "content": text}], enable_thinking=thinking)
-            tokens, stable = rendered.token_ids, rendered.stable_lengths
-        request = Request(
-            id="cli",
-            prompt=tokens,
-            sampling=sampling,
-            stable_lengths=stable,
-            cache=CacheParams(read=not no_cache, write=not no_cache),
-        )
+            generation = llm.stream([{"role": "user", "content": text}], sampling, options, enable_thinking=thinking)
         ids: list[int] = []
         pieces: list[str] = []
         last: Any = None
-        for output in llm.engine.submit(request):
+        for output in generation:
             ids.extend(output.token_ids)
             pieces.append(output.text)
             if not as_json:

@@ -95,7 +95,7 @@ def _bundle(path: Path) -> Finding:
         bundle = Bundle.open(path, verify="full")
     except EdgeLLMError as error:
         return Finding("bundle", "fail", str(error))
-    needed = sum(entry.stat().st_size for entry in path.rglob("*") if entry.is_file())
+    needed = sum(entry.bytes for entry in bundle.manifest.files)
     available = psutil.virtual_memory().available
     if needed > available:
         return Finding("bundle", "fail", f"needs {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB available")

@@ -20,7 +20,7 @@ from rich.table import Table
 from edgellm.decode.params import SamplingParams
 from edgellm.errors import EdgeLLMError
 from edgellm.mlperf.trace import Conversation, turn_requests
-from edgellm.runtime.types import Request, Usage
+from edgellm.runtime.types import Usage
 
 if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
@@ -90,15 +90,9 @@ def replay_bundle(
     """Replay in process through `llm`'s engine (thinking off, greedy)."""
 
     def send(name: str, turn: int, body: dict[str, Any]) -> TurnResult:
-        rendered = llm.renderer.render(body["messages"], tools=body.get("tools"), enable_thinking=False)
-        request = Request(
-            id=f"{name}-{turn}",
-            prompt=rendered.token_ids,
-            sampling=SamplingParams(max_tokens=options.max_tokens, seed=body.get("seed", 0)),
-            stable_lengths=rendered.stable_lengths,
-        )
+        sampling = SamplingParams(max_tokens=options.max_tokens, seed=body.get("seed", 0))
         last = None
-        for output in llm.engine.submit(request):
+        for output in llm.stream(body["messages"], sampling, tools=body.get("tools"), enable_thinking=False):
             last = output
         if last is None or last.finish_reason in (None, "error", "abort") or last.usage is None or last.timing is None:
             raise EdgeLLMError(f"{name} turn {turn} failed: {last.error if last else 'no output'}")
@@ -132,14 +126,15 @@ def replay_url(
             if answer.usage is None:
                 raise EdgeLLMError(f"{url} sends no usage; token counts are unknown")
             details = answer.usage.get("prompt_tokens_details") or {}
+            ttft = answer.latency_s if answer.ttft_s is None else answer.ttft_s
             return TurnResult(
                 name,
                 turn,
                 answer.usage["prompt_tokens"],
                 details.get("cached_tokens") or 0,
                 answer.usage["completion_tokens"],
-                answer.ttft_s if answer.ttft_s is not None else answer.latency_s,
-                answer.latency_s - (answer.ttft_s or answer.latency_s),
+                ttft,
+                answer.latency_s - ttft,
                 None,
             )
 

@@ -28,6 +28,7 @@ from edgellm.server.sampling import (
     one_choice,
     read_max_tokens,
     read_sampling,
+    read_stream,
 )
 from edgellm.server.settings import ServerSettings
 from edgellm.text.parser import OutputParser
@@ -72,9 +73,7 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
     fields.refuse(_REFUSED)
     _text_only(fields)
     one_choice(fields, "n")
-    stream = fields.boolean("stream") or False
-    options = fields.fields("stream_options")
-    include_usage = bool(options and options.boolean("include_usage"))
+    stream, include_usage = read_stream(fields)
     messages = read_messages(fields)
     tools = tools_in_use(fields, read_tools(fields))
     one_call = fields.boolean("parallel_tool_calls") is False

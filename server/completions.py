@@ -26,6 +26,7 @@ from edgellm.server.sampling import (
     one_choice,
     read_max_tokens,
     read_sampling,
+    read_stream,
 )
 from edgellm.server.settings import ServerSettings
 from edgellm.server.usage import usage_object
@@ -62,9 +63,7 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings) -> Completi
     model = check_model(fields, settings)
     fields.refuse(_REFUSED)
     one_choice(fields, "n", "best_of")
-    stream = fields.boolean("stream") or False
-    options = fields.fields("stream_options")
-    include_usage = bool(options and options.boolean("include_usage"))
+    stream, include_usage = read_stream(fields)
     limit = read_max_tokens(fields, "max_tokens", "max_completion_tokens") or DEFAULT_MAX_TOKENS
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     salt = fields.string("cache_salt") or ""

@@ -112,6 +112,13 @@ def one_choice(fields: Fields, *names: str) -> None:
             raise bad_value(fields.at(name), f"must be 1: one choice per request is supported, got {count}")
 
 
+def read_stream(fields: Fields) -> tuple[bool, bool]:
+    """(`stream`, `stream_options.include_usage`)."""
+    stream = fields.boolean("stream") or False
+    options = fields.fields("stream_options")
+    return stream, bool(options and options.boolean("include_usage"))
+
+
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 

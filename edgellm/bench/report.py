@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from edgellm.bench.weights import decode_weight_bytes
 from edgellm.engine.builder import build_bundle
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.recipe import load_recipe
-from edgellm.engine.registry import open_executor
+from edgellm.engine.registry import open_executor, usable_cores
 
 Result = dict[str, Any]
 Report = Callable[[str], None]
@@ -52,7 +51,7 @@ def run_bench(
 
 
 def _measure(path: Path, depth: int, rounds: int, threads: int | None, report: Report) -> Result:
-    threads = threads or len(os.sched_getaffinity(0))
+    threads = threads or usable_cores()
     bundle = Bundle.open(path)
     report("memory bandwidth")
     bandwidth = read_bandwidth(threads)

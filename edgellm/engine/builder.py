@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 from edgellm.checkpoint.reader import Checkpoint
@@ -14,8 +13,7 @@ from edgellm.engine.recipe import Recipe
 from edgellm.errors import ConfigError
 from edgellm.graph.encodings import WeightFormat
 from edgellm.graph.export import build_ort_graphs
-
-Progress = Callable[[str, int, int], None]
+from edgellm.progress import Progress
 
 
 def build_bundle(

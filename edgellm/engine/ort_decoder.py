@@ -70,7 +70,8 @@ class Decoder:
     def verify(self, slot: int, past: int, tokens: Sequence[int], parents: Sequence[int]) -> F32:
         """Logits [S, vocab] of every node of a tree over the `past` tokens of `slot`, valid until the next call.
 
-        Writes KV rows past … past+S-1 and the slot's capsules, nothing else.
+        Writes KV rows from `past` on (r rows per node at most, r query heads per key head) and the slot's capsules,
+        nothing else.
         """
         assert self._verify is not None
         size = len(tokens)

@@ -58,7 +58,6 @@ class DraftLayer:
         slots, rows = pools.kv.shape[1], pools.kv.shape[3]
         self._graph = BoundGraph(path, threads)
         self._pools = pools
-        self._width = spec.hidden
         self._last = positions - 1
         self._slots = [_Slot() for _ in range(slots)]
         self._bias = BiasBuffer(_CHUNK, rows)

@@ -6,7 +6,7 @@ read-only), commit and, with MTP, mtp, over one weight file. `build_canonical` w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,8 +28,8 @@ from edgellm.graph.rope import rope_tables
 from edgellm.graph.source import Source
 from edgellm.graph.tree import InlineTree
 from edgellm.graph.weight_file import WeightFile
+from edgellm.progress import Progress
 
-Progress = Callable[[str, int, int], None]  # (phase, done, total)
 WEIGHTS: Final = "weights.bin"
 DEFAULT_POSITIONS: Final = 262144
 

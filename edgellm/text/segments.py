@@ -42,10 +42,6 @@ class SegmentCache:
             while self._used > self._budget:
                 self._used -= _cost(*self._entries.popitem(last=False))
 
-    @property
-    def used_bytes(self) -> int:
-        return self._used
-
     def __len__(self) -> int:
         return len(self._entries)
 

@@ -55,19 +55,7 @@ def allowed_types(schema: Any, root: Schema) -> Types:
         if isinstance(reference, str) and reference not in followed:
             followed.add(reference)
             pending.append(_resolve(reference, root))
-        names = node.get("type")
-        named = {
-            _NAMES[n] for n in (names if isinstance(names, list) else [names]) if isinstance(n, str) and n in _NAMES
-        }
-        if not named and names is None:
-            values = node.get("enum")
-            listed = list(values) if isinstance(values, (list, tuple)) else []
-            named = {_type_of(value) for value in [*listed, *([node["const"]] if "const" in node else [])]}
-            if not named and "properties" in node:
-                named = {"object"}
-            elif not named and "items" in node:
-                named = {"array"}
-        found |= named
+        found |= _own_types(node)
         if node.get("nullable") is True:
             found.add("null")
         for key in ("anyOf", "oneOf", "allOf"):
@@ -106,7 +94,7 @@ def _own_types(node: Schema) -> set[str]:
             if isinstance(name, str) and name in _NAMES
         }
     options = node.get("enum")
-    values = [*(options if isinstance(options, list) else ()), *([node["const"]] if "const" in node else ())]
+    values = [*(options if isinstance(options, (list, tuple)) else ()), *([node["const"]] if "const" in node else ())]
     if values:
         return {_type_of(value) for value in values}
     return {"object"} if "properties" in node else {"array"} if "items" in node else set()
