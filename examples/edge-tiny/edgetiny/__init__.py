@@ -1,0 +1,1 @@
+"""The data of edge-tiny: synthetic function-calling conversations, their tokenizer and their rendering."""

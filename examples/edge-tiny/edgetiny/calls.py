@@ -1,0 +1,143 @@
+"""Conversations of one request: a call, several, or a refusal.
+
+What must stay true: the function that fits is named by the request's verb and thing; a distractor differs from it in at
+least one of them, and when nothing fits no tool has both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from edgetiny.phrases import Said, ask, request
+from edgetiny.schemas import Function, SchemaMaker, make_value
+from edgetiny.turns import Call, assistant, made, user
+
+_TYPED: Final = ("count", "measure", "measure", "flag", "flag", "choice", "strings", "integers", "object", "phrase", "date",
+                 "level", "path", "id", "email", "url")  # fmt: skip
+_REFUSALS: Final = (
+    "Sorry, I cannot {w}: none of the functions can do that.",
+    "I'm sorry, none of the given functions can {w}.",
+    "I cannot {w} because there is no function for it.",
+    "There is no function to {w}, so I cannot do that.",
+)
+_LINKS: Final = ("{0} Also, {1}", "{0} Then {1}", "First: {0} Second: {1}", "{0}\n{1}", "1. {0}\n2. {1}")
+
+
+def values_for(function: Function, maker: SchemaMaker, *, all_of: bool = False) -> Said:
+    """Values for the required parameters of `function` and for some of the optional ones."""
+    rng = maker.rng
+    chosen = [f for f in function.fields if f.required or all_of or rng.random() < 0.55]
+    return [(f, make_value(f, maker.lex, rng)) for f in chosen]
+
+
+def call_of(function: Function, said: Said) -> Call:
+    """The call that `said` asks for."""
+    return function.name, {f.name: value.arg for f, value in said}
+
+
+def single(maker: SchemaMaker) -> dict[str, Any]:
+    """One tool, one call."""
+    return _one(maker, [], maker.function())
+
+
+def typed(maker: SchemaMaker) -> dict[str, Any]:
+    """One tool with several parameters of hard types."""
+    return _one(maker, [], maker.function(low=2 + round(maker.stage), roles=_TYPED))
+
+
+def multiple(maker: SchemaMaker) -> dict[str, Any]:
+    """Several tools, of which one fits."""
+    function = maker.function()
+    return _one(maker, distractors(maker, function, maker.rng.randint(1, 1 + round(4 * maker.stage))), function)
+
+
+def parallel(maker: SchemaMaker) -> dict[str, Any]:
+    """Two or three calls in one turn: of one function, or of several."""
+    rng = maker.rng
+    if rng.random() < 0.3:
+        return _same_but_one(maker)
+    function = maker.function()
+    others = distractors(maker, function, rng.randint(0, 1 + round(maker.stage)))
+    count = 3 if rng.random() < 0.25 * maker.stage else 2
+    functions = [function, *([function] * count if rng.random() < 0.5 or not others else others)][:count]
+    said = [values_for(f, maker) for f in functions]
+    text = request(functions[0], said[0], rng)
+    for f, values in zip(functions[1:], said[1:], strict=True):
+        text = rng.choice(_LINKS).format(
+            text if text.endswith((".", "?", "!")) else text + ".", request(f, values, rng)
+        )
+    calls = [call_of(f, values) for f, values in zip(functions, said, strict=True)]
+    thought = f"The user wants {len(calls)} calls: {', '.join(name for name, _ in calls)}."
+    return made(
+        [user(text), assistant(calls=calls)], _shuffled(maker, {f.name: f for f in (*functions, *others)}), thought
+    )
+
+
+def irrelevant(maker: SchemaMaker) -> dict[str, Any]:
+    """Tools of which none fits, or one that lacks a value that it requires."""
+    rng = maker.rng
+    function = maker.function()
+    others = distractors(maker, function, rng.randint(1, 1 + round(3 * maker.stage)))
+    said = values_for(function, maker)
+    required = [f for f in function.fields if f.required and f.role not in ("flag", "object")]
+    if required and rng.random() < 0.15:
+        missing = rng.choice(required)
+        text = request(function, [pair for pair in said if pair[0] is not missing], rng)
+        reply = rng.choice(("What is the {l}?", "Please tell me the {l}.", "Which {l} should I use?"))
+        tools = _shuffled(maker, {f.name: f for f in (function, *others[:1])})
+        return made([user(text), assistant(reply.format(l=missing.label))], tools, f"The {missing.label} is missing.")
+    wish = ask(function.verb, function.thing)
+    tools = _shuffled(maker, {f.name: f for f in others})
+    reply = rng.choice(_REFUSALS).format(w=wish)
+    return made([user(request(function, said, rng)), assistant(reply)], tools, f"No function can {wish}.")
+
+
+def distractors(maker: SchemaMaker, function: Function, count: int) -> list[Function]:
+    """Other functions; late in training some share the verb or the thing of `function`."""
+    rng = maker.rng
+    found = {function.name: function}
+    while len(found) <= count:
+        chance = rng.random() if maker.stage > 0.3 else 1.0
+        verb = function.verb if chance < 0.15 else ""
+        thing = function.thing if 0.15 <= chance < 0.35 else ""
+        other = maker.function(verb=verb, thing=thing)
+        if (other.verb, other.thing) != (function.verb, function.thing):
+            found.setdefault(other.name, other)
+    return list(found.values())[1:]
+
+
+def _one(maker: SchemaMaker, others: list[Function], function: Function) -> dict[str, Any]:
+    said = values_for(function, maker)
+    tools = _shuffled(maker, {f.name: f for f in (function, *others)})
+    messages = [user(request(function, said, maker.rng)), assistant(calls=[call_of(function, said)])]
+    return made(messages, tools, f"I call {function.name} to {ask(function.verb, function.thing)}.")
+
+
+def _same_but_one(maker: SchemaMaker) -> dict[str, Any]:
+    """``What is the weather in Rome, Oslo and Lima?``: one call for each."""
+    rng = maker.rng
+    function = maker.function(roles=("city", "person", "word", "count", "level", "choice", "date", "id", "flag"))
+    said = values_for(function, maker)
+    varied = next(
+        (n for n, (f, _) in enumerate(said) if f.role in ("city", "person", "word", "date", "id", "level")), None
+    )
+    if varied is None:
+        return parallel(maker)
+    f = said[varied][0]
+    choices = {value.said: value for value in (make_value(f, maker.lex, rng) for _ in range(rng.choice((2, 2, 3))))}
+    together = type(said[varied][1])("", _listed(list(choices)))
+    text = request(function, [(g, together if n == varied else v) for n, (g, v) in enumerate(said)], rng)
+    calls = [
+        call_of(function, [(g, one if n == varied else v) for n, (g, v) in enumerate(said)]) for one in choices.values()
+    ]
+    return made(
+        [user(text), assistant(calls=calls)], [function.tool()], f"One call of {function.name} for each {f.label}."
+    )
+
+
+def _listed(items: list[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def _shuffled(maker: SchemaMaker, functions: dict[str, Function]) -> list[dict[str, Any]]:
+    return [f.tool() for f in maker.rng.sample(list(functions.values()), len(functions))]

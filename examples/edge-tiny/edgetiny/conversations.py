@@ -1,0 +1,82 @@
+"""One synthetic conversation from a seed and an index.
+
+What must stay true: `conversation` is a function of its arguments alone; `expected` are the calls of the last assistant
+turn, in order, with arguments in the order of the schema.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final
+
+from edgetiny import answers, calls, shell
+from edgetiny.schemas import SchemaMaker
+from edgetiny.words import Split, lexicon
+
+# Share of each kind at stage 0 and at stage 1.
+MIXTURE: Final = {
+    "single": (0.42, 0.17),
+    "parallel": (0.0, 0.13),
+    "multiple": (0.06, 0.18),
+    "irrelevant": (0.04, 0.12),
+    "typed": (0.0, 0.12),
+    "multi_turn": (0.0, 0.1),
+    "shell": (0.0, 0.09),
+    "chat": (0.03, 0.04),
+    "copy": (0.45, 0.05),
+}
+KINDS: Final = tuple(MIXTURE)
+_SYSTEMS: Final = (
+    "You are a helpful assistant.",
+    "Be brief.",
+    "You help users with functions.",
+    "You are edge-tiny, a small assistant that calls functions.",
+    "Answer in English. Use the functions when they fit.",
+    "You are an assistant. Today is a good day.",
+)
+_MAKERS: Final[dict[str, Callable[[SchemaMaker], dict[str, Any]]]] = {
+    "single": calls.single,
+    "parallel": calls.parallel,
+    "multiple": calls.multiple,
+    "irrelevant": calls.irrelevant,
+    "typed": calls.typed,
+    "multi_turn": answers.multi_turn,
+    "shell": shell.shell,
+    "chat": answers.chat,
+    "copy": answers.copy,
+}
+
+
+def conversation(seed: int, index: int, split: Split, stage: float, kind: str | None = None) -> dict[str, Any]:
+    """A conversation.
+
+    Args:
+        seed: of the whole stream.
+        index: of the conversation in the stream.
+        split: whose words it uses.
+        stage: 0 (copy drills, one short call) to 1 (the full mixture, up to six tools).
+        kind: one of `KINDS`; drawn by `MIXTURE` if None.
+
+    Returns:
+        ``kind``, ``messages`` (OpenAI form, arguments as objects; the last is the assistant's), ``tools`` (or None),
+        ``expected`` (name and arguments of each call of the last turn) and ``thinking`` (assistant turns may reason).
+    """
+    rng = Random(f"{seed}/{index}/{split}")
+    weights = [early + (late - early) * stage for early, late in MIXTURE.values()]
+    drawn = rng.choices(KINDS, weights)[0]
+    kind = kind or drawn
+    made = _MAKERS[kind](SchemaMaker(lexicon(split), rng, stage))
+    messages = made["messages"]
+    if messages[0]["role"] != "system" and rng.random() < 0.12:
+        messages.insert(0, {"role": "system", "content": rng.choice(_SYSTEMS)})
+    thinking = split == "train" and bool(made["thought"]) and rng.random() < 0.12
+    if thinking:
+        messages[-1]["reasoning_content"] = made["thought"]
+    return {
+        "kind": kind,
+        "messages": messages,
+        "tools": made["tools"],
+        "expected": [call["function"] for call in messages[-1].get("tool_calls", ())],
+        "thinking": thinking,
+    }

@@ -1,0 +1,127 @@
+"""Word material, split into words for training and words held out.
+
+What must stay true: a word belongs to one split for ever (a hash of its letters decides, not its place in a list), and
+a `Lexicon` only gives words of its own split, so no name or string value built from it is seen by the other split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import Final, Literal
+from zlib import crc32
+
+from edgetiny import lists
+
+Split = Literal["train", "held_out"]
+_HELD_OUT_OF: Final = 8  # one word in so many is held out
+# Words that every user of functions knows; holding them out would measure nothing.
+_NEVER_HELD_OUT: Final = frozenset(
+    "get list update remove order change select move download code page field option contact area job photo".split()
+)
+_ONSETS: Final = tuple(
+    "b c d f g h j k l m n p r s t v w z br ch cl dr fl fr gl gr kl kr pl pr sh sk sl st th tr".split()
+)
+_VOWELS: Final = tuple("a e i o u a e i o u ai ea ee oa oo ou y".split())
+_CODAS: Final = tuple("b d g k l m n p r s t x ck ft lm ld nd nt nk rd rk rm rn sk st th".split()) + ("",) * 12
+
+
+def split_of(word: str) -> Split:
+    """The split a word belongs to, whatever its case."""
+    word = word.lower()
+    return "held_out" if crc32(word.encode()) % _HELD_OUT_OF == 0 and word not in _NEVER_HELD_OUT else "train"
+
+
+def plural(noun: str) -> str:
+    """Plural of a regular English noun."""
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return noun[:-1] + "ies"
+    return noun + ("es" if noun.endswith(("s", "x", "ch", "sh")) else "s")
+
+
+def a(phrase: str) -> str:
+    """`phrase` with its indefinite article."""
+    return f"{'an' if phrase[0].lower() in 'aeiou' else 'a'} {phrase}"
+
+
+def invented(rng: Random, syllables: int = 2) -> str:
+    """A pronounceable word that means nothing; of either split."""
+    parts = []
+    for n in range(syllables):
+        parts.append(rng.choice(_ONSETS) + rng.choice(_VOWELS))
+        if n == syllables - 1 or rng.random() < 0.25:
+            parts.append(rng.choice(_CODAS))
+    return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """The words of one split."""
+
+    split: Split
+    verbs: Sequence[str]
+    nouns: Sequence[str]
+    adjectives: Sequence[str]
+    first_names: Sequence[str]
+    last_names: Sequence[str]
+    cities: Sequence[str]
+    code_words: Sequence[str]
+
+    def invented(self, rng: Random) -> str:
+        """An invented word of this split."""
+        while True:
+            word = invented(rng, rng.choice((1, 2, 2, 2, 3)))
+            if len(word) > 2 and split_of(word) == self.split:
+                return word
+
+    def noun(self, rng: Random) -> str:
+        """Mostly a real noun, sometimes an invented one."""
+        return self.invented(rng) if rng.random() < 0.15 else rng.choice(self.nouns)
+
+    def thing(self, rng: Random) -> str:
+        """One or two words that name a thing: ``hotel``, ``hotel room``, ``small room``."""
+        noun = self.noun(rng)
+        chance = rng.random()
+        if chance < 0.35:
+            return f"{self.noun(rng)} {noun}"
+        return f"{rng.choice(self.adjectives)} {noun}" if chance < 0.45 else noun
+
+    def word(self, rng: Random) -> str:
+        """Any content word."""
+        chance = rng.random()
+        if chance < 0.4:
+            return self.invented(rng)
+        return rng.choice(self.nouns if chance < 0.7 else self.adjectives if chance < 0.85 else self.code_words)
+
+    def person(self, rng: Random) -> str:
+        """A first name, or a full name."""
+        first = rng.choice(self.first_names) if rng.random() < 0.75 else self.invented(rng).capitalize()
+        if rng.random() < 0.5:
+            return first
+        last = rng.choice(self.last_names) if rng.random() < 0.75 else self.invented(rng).capitalize()
+        return f"{first} {last}"
+
+    def city(self, rng: Random) -> str:
+        """A city, real or invented."""
+        return rng.choice(self.cities) if rng.random() < 0.75 else self.invented(rng).capitalize()
+
+
+@cache
+def lexicon(split: Split) -> Lexicon:
+    """The words of `split`."""
+
+    def own(words: str) -> tuple[str, ...]:
+        return tuple(sorted({word.replace("_", " ") for word in words.split() if split_of(word) == split}))
+
+    return Lexicon(
+        split,
+        own(lists.VERBS),
+        own(lists.NOUNS),
+        own(lists.ADJECTIVES),
+        own(lists.FIRST_NAMES),
+        own(lists.LAST_NAMES),
+        own(lists.CITIES),
+        own(lists.CODE_WORDS),
+    )
