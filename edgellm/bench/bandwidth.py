@@ -6,25 +6,21 @@ import threading
 import time
 
 import numpy as np
-from numpy.typing import NDArray
 
 
-def read_bandwidth(threads: int, megabytes: int = 1024, rounds: int = 6) -> float:
-    """Best observed read rate in GB/s (1e9 bytes) over an array larger than the caches.
+class ReadProbe:
+    """Reads one array, larger than the caches, on `threads` threads. Keeps the array while it lives."""
 
-    The best of several rounds is taken: other work on the machine can only make a round slower, and the figure is
-    used as the limit that decoding is compared with.
-    """
-    data = np.ones(megabytes * (1 << 20) // 4, dtype=np.float32)
-    parts = np.array_split(data, threads)
-    return max(_one_round(parts) for _ in range(rounds))
+    def __init__(self, threads: int, megabytes: int = 512) -> None:
+        self._parts = np.array_split(np.ones(megabytes * (1 << 20) // 4, dtype=np.float32), threads)
+        self.read()
 
-
-def _one_round(parts: list[NDArray[np.float32]]) -> float:
-    workers = [threading.Thread(target=part.sum) for part in parts]
-    start = time.perf_counter()
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    return sum(part.nbytes for part in parts) / (time.perf_counter() - start) / 1e9
+    def read(self) -> float:
+        """The rate of one pass in GB/s (1e9 bytes)."""
+        workers = [threading.Thread(target=part.sum) for part in self._parts]
+        start = time.perf_counter()
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        return sum(part.nbytes for part in self._parts) / (time.perf_counter() - start) / 1e9

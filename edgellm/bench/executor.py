@@ -14,6 +14,8 @@ from edgellm.engine.base import BlockRef, Chunk, Executor, TokenTree
 # 16 nodes, depth 6: the shape of a typical draft tree (top-2 with a dominant branch).
 TREE_PARENTS = (-1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 7, 8, 10, 10, 13)
 
+_STEPS = 5  # decode steps between two measurements of bandwidth
+
 Report = Callable[[str], None]
 
 
@@ -23,14 +25,24 @@ class DepthTiming:
 
     depth: int
     decode_s: float  # one token
+    bandwidth_gb_s: float  # memory reads, measured between the decode steps
+    decode_gb_per_step: float  # what could have been read in the time of a step: median of step time x bandwidth then
     prefill_s: float | None  # one chunk of `prefill_tokens`
     prefill_tokens: int
     chain_s: float | None  # advance of 16 tokens
     tree_s: float | None  # verify of 16 nodes
 
 
-def time_depth(executor: Executor, depth: int, *, rounds: int, report: Report) -> DepthTiming:
-    """Measure at a depth of about `depth` tokens in slot 0 (the slot is reset first)."""
+def time_depth(
+    executor: Executor, depth: int, *, rounds: int, bandwidth: Callable[[], float], report: Report
+) -> DepthTiming:
+    """Measure at a depth of about `depth` tokens in slot 0 (the slot is reset first).
+
+    Args:
+        rounds: groups of decode steps; each is timed between two calls of `bandwidth`, so that a machine whose speed
+            changes by the second (its memory is shared) is compared with itself.
+        bandwidth: one measurement of memory reads in GB/s.
+    """
     info = executor.info
     rng = np.random.default_rng(0)
     tokens = rng.integers(0, info.vocab_size, info.max_tokens)
@@ -38,7 +50,13 @@ def time_depth(executor: Executor, depth: int, *, rounds: int, report: Report) -
     report(f"filling {depth} tokens")
     _fill(executor, tokens[:depth])
     report(f"decode at {depth}")
-    decode = [_timed(lambda: executor.advance([Chunk(0, tokens[:1], True)])) for _ in range(rounds + 2)][2:]
+    decode: list[float] = []
+    rates: list[float] = []
+    for _ in range(rounds):
+        before = bandwidth()
+        steps = [_timed(lambda: executor.advance([Chunk(0, tokens[:1], True)])) for _ in range(1 + _STEPS)]
+        decode.append(statistics.median(steps[1:]))  # the first one finds the caches full of something else
+        rates.append((before + bandwidth()) / 2)
     chain: list[float] = []
     tree: list[float] = []
     if info.max_tree >= 16:
@@ -58,6 +76,8 @@ def time_depth(executor: Executor, depth: int, *, rounds: int, report: Report) -
     return DepthTiming(
         depth=depth,
         decode_s=statistics.median(decode),
+        bandwidth_gb_s=statistics.median(rates),
+        decode_gb_per_step=statistics.median(step * rate for step, rate in zip(decode, rates, strict=True)),
         prefill_s=min(prefill) if prefill else None,
         prefill_tokens=size,
         chain_s=statistics.median(chain[1:]) if chain else None,

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from edgellm.bench.bandwidth import read_bandwidth
+from edgellm.bench.bandwidth import ReadProbe
 from edgellm.bench.executor import DepthTiming, time_depth, time_restore
 from edgellm.bench.host import host_overhead_ms_per_step
 from edgellm.bench.weights import decode_weight_bytes
@@ -36,7 +36,8 @@ def run_bench(
     """Measure `bundle`, or a random-weight `preset` built for the run and removed after it.
 
     Returns a flat dict; rates are tokens per second, `*_bandwidth_fraction` is (weight bytes x decode rate) over the
-    read bandwidth measured in this run, `tree_over_chain` is the time of a 16-node verify over a 16-token advance.
+    read bandwidth measured between the same steps, `tree_over_chain` is the time of a 16-node verify over a 16-token
+    advance.
     """
     if bundle is not None:
         return _measure(bundle, depth, rounds, threads, report)
@@ -53,28 +54,25 @@ def run_bench(
 def _measure(path: Path, depth: int, rounds: int, threads: int | None, report: Report) -> Result:
     threads = threads or usable_cores()
     bundle = Bundle.open(path)
-    report("memory bandwidth")
-    bandwidth = read_bandwidth(threads)
     weight_bytes = decode_weight_bytes(path / "advance.onnx")
     report("loading")
     executor = open_executor(bundle, slots=2, context=depth + 4096, threads=threads, speculation=True)
     try:
-        shallow = time_depth(executor, 16, rounds=rounds, report=report)
-        deep = time_depth(executor, depth, rounds=rounds, report=report)
+        bandwidth = ReadProbe(threads).read
+        shallow = time_depth(executor, 16, rounds=rounds, bandwidth=bandwidth, report=report)
+        deep = time_depth(executor, depth, rounds=rounds, bandwidth=bandwidth, report=report)
         report(f"restore of {depth} tokens")
         restore = time_restore(executor, depth)
     finally:
         executor.close()
-    report("memory bandwidth again")
-    bandwidth = max(bandwidth, read_bandwidth(threads))
     report("host overhead")
     return {
         "bundle": path.name,
         "threads": threads,
         "weight_bytes_per_step": weight_bytes,
-        "memory_bandwidth_gb_s": round(bandwidth, 2),
-        **_figures("", shallow, weight_bytes, bandwidth),
-        **_figures(f"depth_{depth}_", deep, weight_bytes, bandwidth),
+        "memory_bandwidth_gb_s": round(shallow.bandwidth_gb_s, 2),
+        **_figures("", shallow, weight_bytes),
+        **_figures(f"depth_{depth}_", deep, weight_bytes),
         "tree_over_chain": _ratio(shallow.tree_s, shallow.chain_s),
         "restore_tokens": depth,
         "restore_ms": round(restore * 1e3, 2),
@@ -82,11 +80,11 @@ def _measure(path: Path, depth: int, rounds: int, threads: int | None, report: R
     }
 
 
-def _figures(prefix: str, timing: DepthTiming, weight_bytes: int, bandwidth: float) -> Result:
+def _figures(prefix: str, timing: DepthTiming, weight_bytes: int) -> Result:
     rate = timing.prefill_tokens / timing.prefill_s if timing.prefill_s else None
     return {
         f"{prefix}decode_tokens_per_s": round(1 / timing.decode_s, 2),
-        f"{prefix}decode_bandwidth_fraction": round(weight_bytes / timing.decode_s / 1e9 / bandwidth, 3),
+        f"{prefix}decode_bandwidth_fraction": round(weight_bytes / 1e9 / timing.decode_gb_per_step, 3),
         f"{prefix}prefill_tokens_per_s": round(rate, 1) if rate else None,
         f"{prefix}tree_over_chain": _ratio(timing.tree_s, timing.chain_s),
     }

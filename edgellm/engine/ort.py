@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from edgellm.engine.base import BlockRef, Chunk, DraftNodes, DraftResult, ExecutorInfo, SnapshotRef, TokenTree
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.checks import check_chunks, check_path, check_tokens, check_tree
+from edgellm.engine.huge_pages import huge_pages
 from edgellm.engine.ort_decoder import Decoder
 from edgellm.engine.ort_draft import SCRATCH_ROWS, DraftLayer
 from edgellm.engine.ort_logits import ArrayLogits, Clock
@@ -74,12 +75,13 @@ class OrtExecutor:
         self._pools = Pools(
             spec, slots, rows, mtp=mtp, block_tokens=manifest.block_tokens, copy_threads=min(threads, 8)
         )
-        self._decoder = Decoder(bundle.path, threads, spec, self._pools, chunk=chunk, tree=tree)
-        self._draft = (
-            DraftLayer(bundle.path / "mtp.onnx", threads, spec, self._pools, positions=manifest.context)
-            if mtp
-            else None
-        )
+        with huge_pages():
+            self._decoder = Decoder(bundle.path, threads, spec, self._pools, chunk=chunk, tree=tree)
+            self._draft = (
+                DraftLayer(bundle.path / "mtp.onnx", threads, spec, self._pools, positions=manifest.context)
+                if mtp
+                else None
+            )
         self._slots = [SlotState() for _ in range(slots)]
         self._store = Store(self._pools)
         self._hidden = spec.hidden if mtp else 0  # values of a snapshot's boundary row

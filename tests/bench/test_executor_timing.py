@@ -8,8 +8,10 @@ from edgellm.engine.scripted import ScriptedExecutor
 
 def test_runs_on_a_scripted_executor_and_frees_what_it_published() -> None:
     executor = ScriptedExecutor(vocab_size=100)
-    timing = time_depth(executor, 100, rounds=3, report=lambda _: None)
+    timing = time_depth(executor, 100, rounds=3, bandwidth=lambda: 10.0, report=lambda _: None)
     assert timing.decode_s > 0
+    assert timing.bandwidth_gb_s == 10.0
+    assert timing.decode_gb_per_step == timing.decode_s * 10.0
     assert timing.tree_s is not None
     assert time_restore(executor, 130, rounds=2) >= 0
     assert executor.memory()["n_blocks"] == 0
