@@ -11,6 +11,7 @@ from time import perf_counter
 from edgetiny.conversations import KINDS, conversation
 from edgetiny.rendering import render
 from edgetiny.tokenizer import chat_template, save, train
+
 from edgellm.text.tokenizer import Tokenizer
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from edgetiny.calls import call_of, distractors, values_for
 from edgetiny.phrases import request
-from edgetiny.schemas import Function, SchemaMaker
-from edgetiny.turns import Message, assistant, made, tool, user
+from edgetiny.schemas import Field, Function, SchemaMaker, joined
+from edgetiny.turns import assistant, made, tool, user
 from edgetiny.values import TEXT, listed, number
 from edgetiny.words import a
 
@@ -46,32 +46,48 @@ _CHAT: Final = (
 
 
 def multi_turn(maker: SchemaMaker) -> dict[str, Any]:
-    """A call, its result and the answer; sometimes another request and its call."""
+    """A call, its result and the answer; sometimes a second request, which may need the first result's id."""
     rng = maker.rng
     function = maker.function()
     tools = {f.name: f for f in (function, *distractors(maker, function, rng.randint(0, 1 + round(maker.stage))))}
-    messages = _called(maker, function, rng)
-    messages.append(assistant(_told(maker, function, messages, rng)))
-    if rng.random() < 0.35:
+    follow_up = rng.random()
+    keys = rng.sample(_RESULT_KEYS, rng.randint(1, 3))
+    if follow_up < 0.2:
+        keys = list(dict.fromkeys(["id", *keys]))
+    result: dict[str, Any] = {key: _result(maker, key, rng) for key in keys}
+    if follow_up > 0.9:
+        result = {"error": f"{function.thing} not found"}
+    said = values_for(function, maker)
+    messages = [
+        user(request(function, said, rng)),
+        assistant(calls=[call_of(function, said)]),
+        tool(json.dumps(result)),
+    ]
+    messages.append(assistant(_told(function, result, rng)))
+    if follow_up < 0.2:
+        other = _taking_id(maker, function)
+        tools[other.name] = other
+        wish = rng.choice(("Now {v} it.", "Please {v} that {t}.", "{V} the {t}.", "Can you {v} it?", "Then {v} it."))
+        text = wish.format(v=other.verb, V=other.verb.capitalize(), t=function.thing)
+        messages += [user(text), assistant(calls=[(other.name, {other.fields[0].name: result["id"]})])]
+    elif follow_up < 0.5:
         again = rng.choice(list(tools.values()))
         said = values_for(again, maker)
-        text = request(again, said, rng)
-        messages += [user(rng.choice(("", "", "Now ", "Thanks. ")) + text), assistant(calls=[call_of(again, said)])]
+        messages += [user(request(again, said, rng)), assistant(calls=[call_of(again, said)])]
     shown = rng.sample(list(tools.values()), len(tools))
     return made(messages, [f.tool() for f in shown], "I look at what the user wants and at the results.")
 
 
-def _called(maker: SchemaMaker, function: Function, rng: Random) -> list[Message]:
-    said = values_for(function, maker)
-    keys = rng.sample(_RESULT_KEYS, rng.randint(1, 3))
-    result: dict[str, Any] = {key: _result(maker, key, rng) for key in keys}
-    if rng.random() < 0.1:
-        result = {"error": f"{function.thing} not found"}
-    return [user(request(function, said, rng)), assistant(calls=[call_of(function, said)]), tool(json.dumps(result))]
+def _taking_id(maker: SchemaMaker, function: Function) -> Function:
+    """A function of another verb that takes the id of what `function` gave."""
+    thing, style = function.thing, function.style
+    verb = maker.rng.choice([verb for verb in maker.lex.verbs if verb != function.verb])
+    schema = {"type": "string", "description": f"Id of the {thing}"}
+    field = Field(joined(f"{thing} id", style), "id", f"id of the {thing}", schema)
+    return Function(joined(f"{verb} {thing}", style), verb, thing, (field,), f"{verb.capitalize()} {a(thing)}")
 
 
-def _told(maker: SchemaMaker, function: Function, messages: list[Message], rng: Random) -> str:
-    result = json.loads(messages[-1]["content"])
+def _told(function: Function, result: dict[str, Any], rng: Random) -> str:
     if "error" in result:
         return f"That did not work: {result['error']}."
     facts = [f"the {key} is {value}" for key, value in result.items()]
@@ -105,8 +121,9 @@ def chat(maker: SchemaMaker) -> dict[str, Any]:
         if rng.random() < 0.5:
             return made([user(f"{hello}, {rng.choice(('I am', 'my name is', 'this is'))} {name}."),
                          assistant(f"Hello {name}! How can I help you?")])  # fmt: skip
-        return made([user(f"My name is {name}."), assistant(f"Nice to meet you, {name}!"),
-                     user(rng.choice(("What is my name?", "Do you remember my name?"))), assistant(f"Your name is {name}.")])  # fmt: skip
+        asked = user(rng.choice(("What is my name?", "Do you remember my name?")))
+        met = [user(f"My name is {name}."), assistant(f"Nice to meet you, {name}!")]
+        return made([*met, asked, assistant(f"Your name is {name}.")])
     if chance < 0.45:
         return made(
             [user(rng.choice(_GREETINGS) + rng.choice(("", "!", "."))), assistant("Hello! How can I help you?")]

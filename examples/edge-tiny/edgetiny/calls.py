@@ -11,16 +11,17 @@ from typing import Any, Final
 from edgetiny.phrases import Said, ask, request
 from edgetiny.schemas import Function, SchemaMaker, make_value
 from edgetiny.turns import Call, assistant, made, user
+from edgetiny.values import Value
 
-_TYPED: Final = ("count", "measure", "measure", "flag", "flag", "choice", "strings", "integers", "object", "phrase", "date",
-                 "level", "path", "id", "email", "url")  # fmt: skip
+_TYPED: Final = ("count", "measure", "measure", "flag", "flag", "choice", "strings", "integers", "object", "phrase",
+                 "date", "level", "path", "id", "email", "url")  # fmt: skip
 _REFUSALS: Final = (
     "Sorry, I cannot {w}: none of the functions can do that.",
     "I'm sorry, none of the given functions can {w}.",
     "I cannot {w} because there is no function for it.",
     "There is no function to {w}, so I cannot do that.",
 )
-_LINKS: Final = ("{0} Also, {1}", "{0} Then {1}", "First: {0} Second: {1}", "{0}\n{1}", "1. {0}\n2. {1}")
+_LINKS: Final = ("{0} Also, {1}", "{0} Then {1}", "{0} After that, {1}", "{0} {2}", "{0}\n{2}")
 
 
 def values_for(function: Function, maker: SchemaMaker, *, all_of: bool = False) -> Said:
@@ -63,9 +64,7 @@ def parallel(maker: SchemaMaker) -> dict[str, Any]:
     said = [values_for(f, maker) for f in functions]
     text = request(functions[0], said[0], rng)
     for f, values in zip(functions[1:], said[1:], strict=True):
-        text = rng.choice(_LINKS).format(
-            text if text.endswith((".", "?", "!")) else text + ".", request(f, values, rng)
-        )
+        text = _linked(text, request(f, values, rng), maker)
     calls = [call_of(f, values) for f, values in zip(functions, said, strict=True)]
     thought = f"The user wants {len(calls)} calls: {', '.join(name for name, _ in calls)}."
     return made(
@@ -125,7 +124,7 @@ def _same_but_one(maker: SchemaMaker) -> dict[str, Any]:
         return parallel(maker)
     f = said[varied][0]
     choices = {value.said: value for value in (make_value(f, maker.lex, rng) for _ in range(rng.choice((2, 2, 3))))}
-    together = type(said[varied][1])("", _listed(list(choices)))
+    together = Value(None, _listed(list(choices)))
     text = request(function, [(g, together if n == varied else v) for n, (g, v) in enumerate(said)], rng)
     calls = [
         call_of(function, [(g, one if n == varied else v) for n, (g, v) in enumerate(said)]) for one in choices.values()
@@ -133,6 +132,15 @@ def _same_but_one(maker: SchemaMaker) -> dict[str, Any]:
     return made(
         [user(text), assistant(calls=calls)], [function.tool()], f"One call of {function.name} for each {f.label}."
     )
+
+
+def _linked(first: str, second: str, maker: SchemaMaker) -> str:
+    """Two requests as one message."""
+    if "\n" in first + second or second.startswith(("Hi", "Hello")):
+        return f"{first}\n{second}"
+    lowered = second if second.startswith(("I ", "I'")) else second[0].lower() + second[1:]
+    ended = first if first.endswith((".", "?", "!")) else f"{first}."
+    return maker.rng.choice(_LINKS).format(ended, lowered, second)
 
 
 def _listed(items: list[str]) -> str:

@@ -9,7 +9,9 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
+from edgetiny.lists import words
 from edgetiny.schemas import Field, Function
+from edgetiny.topics import fill, needs
 from edgetiny.values import Value
 from edgetiny.words import a, plural
 
@@ -18,12 +20,13 @@ Said = list[tuple[Field, Value]]
 _OPENERS: Final = (
     "{V} {o}{s}.", "{V} {o}{s}.", "{V} {o}{s}", "Please {v} {o}{s}.", "Can you {v} {o}{s}?", "Could you {v} {o}{s}?",
     "I need to {v} {o}{s}.", "I want to {v} {o}{s}.", "I'd like to {v} {o}{s}.", "Help me {v} {o}{s}.",
-    "Could you please {v} {o}{s}?", "Let's {v} {o}{s}.", "I want you to {v} {o}{s}.", "{v} {o}{s}", "We have to {v} {o}{s}.",
+    "Could you please {v} {o}{s}?", "Let's {v} {o}{s}.", "I want you to {v} {o}{s}.", "{v} {o}{s}",
+    "We have to {v} {o}{s}.",
     "Hi, please {v} {o}{s}. Thanks!", "Hello! Can you {v} {o}{s}?", "My boss asked me to {v} {o}{s}.",
     "It is time to {v} {o}{s}.",
 )  # fmt: skip
 _ASKING: Final = frozenset(
-    "calculate check compute count estimate evaluate fetch find get locate measure predict query retrieve search show".split()
+    words("calculate check compute count estimate evaluate fetch find get locate measure predict query retrieve search")
 )
 _QUESTIONS: Final = (
     "What is the {t}{s}?", "Show me the {t}{s}.", "I'd like to know the {t}{s}.", "Tell me the {t}{s}.",
@@ -42,11 +45,11 @@ _IN_PLACE: Final = {
     "measure": ("of {x}", "with {x}"),
     "phrase": ('about "{x}"', 'saying "{x}"', "'{x}'", '"{x}"'),
     "word": ("called {x}", "named {x}", '"{x}"'),
-    "id": ("with id {x}", "{x}", "number {x}"),
+    "id": ("with {b} {x}", "with the {b} {x}", "({x})"),
 }
 _PLACES: Final = {"origin": ("from {x}",), "destination": ("to {x}",), "start": ("from {x}",), "end": ("until {x}",)}
 _LABELLED: Final = ("with {l} {x}", "with {l} {x}", "with {al} of {x}", "with the {l} {x}", "using {x} as the {l}",
-                    "with {l}: {x}", "{l} {x}", "with {x} as {l}")  # fmt: skip
+                    "with {l}: {x}", "with {x} as {l}", "where the {l} is {x}")  # fmt: skip
 _SENTENCES: Final = ("Set the {l} to {x}.", "The {l} is {x}.", "The {l} should be {x}.", "Use {x} as the {l}.",
                      "{L}: {x}.", "{L} = {x}.", "Make the {l} {x}.", "The {l} must be {x}.")  # fmt: skip
 _QUOTED: Final = frozenset(("phrase", "word", "path", "address"))
@@ -56,6 +59,9 @@ def request(function: Function, said: Said, rng: Random) -> str:
     """A user's message that asks for `function` with the values in `said`."""
     said = rng.sample(said, len(said))
     chance = rng.random()
+    given = {_label(f) for f, _ in said}
+    if chance > 0.2 and (wordings := [wording for wording in function.requests if needs(wording) <= given]):
+        return _worded(rng.choice(wordings), said, rng)
     if chance < 0.07:
         pairs = (", " if rng.random() < 0.8 else "\n").join(_pair(f, v, rng.choice(("=", ": "))) for f, v in said)
         return rng.choice(_BY_NAME).format(f=function.name, p=pairs) if pairs else f"Call {function.name}."
@@ -65,9 +71,7 @@ def request(function: Function, said: Said, rng: Random) -> str:
     outside = [pair for pair in said if pair not in inside]
     parts = [attachment(f, v, rng, alone=_alone(f, said)) for f, v in inside]
     first = _opening(function, _chained(parts, rng), rng)
-    if outside and not first.endswith((".", "?", "!")):
-        first += "."
-    return " ".join([first, *(sentence(f, v, rng) for f, v in outside)])
+    return _continued(first, [sentence(f, v, rng) for f, v in outside])
 
 
 def attachment(f: Field, value: Value, rng: Random, *, alone: bool) -> str:
@@ -79,7 +83,7 @@ def attachment(f: Field, value: Value, rng: Random, *, alone: bool) -> str:
     match f.role:
         case "flag" if f.label == "be":
             return rng.choice(
-                ("that is {n}", "and it is {n}") if value.arg else ("that is not {n}", "but not {n}")
+                ("and make it {n}", "and it is {n}") if value.arg else ("and it is not {n}", "but not {n}")
             ).format(n=f.noun)
         case "flag":
             forms = _flag_forms(f.label, bool(value.arg))
@@ -95,21 +99,41 @@ def attachment(f: Field, value: Value, rng: Random, *, alone: bool) -> str:
             return f"for the {f.noun} {_quoted(f, value, rng, 0.1)}"
     base = f.label.split()[0] if f.label.split()[0] in _PLACES else f.label.split()[-1]
     if alone and f.role in _IN_PLACE and rng.random() < 0.65:
-        return rng.choice(_PLACES.get(base, _IN_PLACE[f.role])).format(x=value.said)
+        return rng.choice(_PLACES.get(base, _IN_PLACE[f.role])).format(x=value.said, b=base)
     if base in _PLACES and rng.random() < 0.3:
         return rng.choice(_PLACES[base]).format(x=value.said)
-    x = _quoted(f, value, rng, 0.3)
-    return rng.choice(_LABELLED).format(l=f.label, al=a(f.label), x=x)
+    x = _quoted(f, value, rng, 0.85 if f.role == "phrase" else 0.3)
+    one = f.label if f.role in ("strings", "integers", "object") else a(f.label)
+    return rng.choice(_LABELLED).format(l=f.label, al=one, x=x)
 
 
 def sentence(f: Field, value: Value, rng: Random) -> str:
     """A sentence that gives one value."""
     if f.role == "flag":
         if f.label == "be":
-            return f"It {rng.choice(('is', 'should be', 'must be'))}{'' if value.arg else ' not'} {f.noun}."
+            forms = ("It is", "It should be", "It must be") if value.arg else ("It is not", "It should not be")
+            return f"{rng.choice(forms)} {f.noun}."
         return f"{f.label.capitalize()} {f.noun}." if value.arg else f"Do not {f.label} {f.noun}."
     x = _quoted(f, value, rng, 0.7 if f.role == "phrase" else 0.2)
     return rng.choice(_SENTENCES).format(l=f.label, L=_capital(f.label), x=x)
+
+
+def _label(f: Field) -> str:
+    return f.noun if f.role == "flag" else f.label
+
+
+def _worded(wording: str, said: Said, rng: Random) -> str:
+    text, used = fill(wording, {_label(f): value.said for f, value in said})
+    rest = [(f, v) for f, v in said if f.label not in used]
+    if rng.random() < 0.15:
+        text = rng.choice(("Hi! {t}", "Hello! {t}", "Please help: {t}", "Quick one: {t}")).format(t=text)
+    return _continued(text, [sentence(f, v, rng) for f, v in rest])
+
+
+def _continued(first: str, sentences: list[str]) -> str:
+    if sentences and not first.endswith((".", "?", "!")):
+        first += "."
+    return " ".join([first, *sentences])
 
 
 def ask(verb: str, thing: str) -> str:
@@ -162,7 +186,7 @@ def _flag_forms(verb: str, on: bool) -> tuple[str, ...]:
 
 
 def _quoted(f: Field, value: Value, rng: Random, chance: float) -> str:
-    if f.role in _QUOTED and rng.random() < chance:
+    if f.role in _QUOTED and value.arg is not None and rng.random() < chance:
         mark = rng.choice(("'", '"', '"', "`"))
         return f"{mark}{value.said}{mark}"
     return value.said

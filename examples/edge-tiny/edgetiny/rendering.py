@@ -58,5 +58,5 @@ def _masked(parts: list[str], tokenizer: Tokenizer, *, thinking: bool) -> tuple[
 
 
 def _given(part: str) -> str:
-    """What the generation prompt has of the part in which the loss starts: the role, or the newlines of the think block."""
+    """What the generation prompt has of the part in which the loss starts: the role, or the think block's newlines."""
     return _ROLE if part.startswith(_ROLE) else part[: len(part) - len(part.lstrip("\n"))]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final, Literal
 
-from edgetiny import lists, values
+from edgetiny import lists, topics, values
 from edgetiny.values import Value
 from edgetiny.words import Lexicon, a, plural
 
@@ -21,10 +21,25 @@ _DATE_LABELS: Final = ("date", "date", "start date", "end date", "day")
 _TIME_LABELS: Final = ("time", "start time", "end time")
 _TEXT_LABELS: Final = ("title", "query", "message", "note", "description", "topic", "subject", "comment", "text")
 _INT_LABELS: Final = ("level", "index", "number", "position", "score", "limit", "quantity", "year", "port", "page")
+_KINDS_OF_VALUE: Final = frozenset(
+    (
+        *_INT_LABELS,
+        *_TEXT_LABELS,
+        *lists.CHOICES,
+        *lists.UNITS,
+        "email",
+        "address",
+        "path",
+        "code",
+        "category",
+        "port",
+        "page",
+    )
+)
 _EARLY: Final = ("count", "level", "word", "person", "city", "choice")
 _LATE: Final = (
-    "count", "count", "level", "measure", "measure", "flag", "flag", "choice", "choice", "word", "person", "city", "date",
-    "time", "email", "path", "id", "url", "address", "phrase", "phrase", "strings", "integers", "object",
+    "count", "count", "level", "measure", "measure", "flag", "flag", "choice", "choice", "word", "person", "city",
+    "date", "time", "email", "path", "id", "url", "address", "phrase", "phrase", "strings", "integers", "object",
 )  # fmt: skip
 
 
@@ -62,6 +77,7 @@ class Function:
     fields: tuple[Field, ...]
     description: str
     style: Style = "snake"
+    requests: tuple[str, ...] = ()  # how people ask for it, besides the general ways; see `topics`
     schema_order: tuple[str, ...] = field(default=("type", "description", "enum", "items", "properties", "required"))
 
     def tool(self) -> dict[str, Any]:
@@ -69,6 +85,8 @@ class Function:
         properties = {f.name: {k: f.schema[k] for k in self.schema_order if k in f.schema} for f in self.fields}
         required = [f.name for f in self.fields if f.required]
         parameters = {"type": "object", "properties": properties, "required": required}
+        if not required:
+            del parameters["required"]
         body = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": body}
 
@@ -92,7 +110,7 @@ def make_value(f: Field, lex: Lexicon, rng: Random) -> Value:
             return values.same(rng.randint(1990, 2035) if f.label.endswith("year") else values.integer(rng, high=9999))
         case "measure":
             number = values.number(rng)
-            return Value(number, f"{number} {f.unit}")
+            return Value(number, f"{number} {f.unit}".rstrip())
         case "flag":
             return Value(rng.random() < 0.55, "")
         case "choice":
@@ -121,20 +139,46 @@ class SchemaMaker:
     def function(self, *, thing: str = "", verb: str = "", low: int = 1, roles: tuple[str, ...] = ()) -> Function:
         """A function, about `thing` and `verb` if given, with at least `low` parameters."""
         rng = self.rng
+        if self.lex.split == "train" and not (thing or verb or low > 1 or roles) and rng.random() < 0.22:
+            return self._topical(rng.choice(topics.TOPICS))
         verb = verb or (rng.choice(self.lex.verbs) if rng.random() < 0.93 else self.lex.invented(rng))
         thing = thing or self.lex.thing(rng)
         style: Style = rng.choices(("snake", "camel", "dotted"), (0.72, 0.16, 0.12))[0]
         high = max(low, 1 + round(self.stage * 4))
+        low = 0 if low == 1 and rng.random() < 0.06 * self.stage else low
         count = min(rng.randint(low, high), rng.randint(low, high)) if rng.random() < 0.7 else rng.randint(low, high)
         fields: list[Field] = []
         while len(fields) < count:
-            made = self.field(style, required=not fields or rng.random() < 0.6, roles=roles)
+            made = self.field(style, required=rng.random() < (0.6 if fields else 0.95), roles=roles)
             taken = {word for f in fields for word in (f.name, f.label)}
             if made.name not in taken and made.label not in taken:
                 fields.append(made)
         order = Function.schema_order if rng.random() < 0.85 else ("description", *Function.schema_order)
         name, description = self._name(verb, thing, style), self._description(verb, thing)
-        return Function(name, verb, thing, tuple(fields), description, style, tuple(dict.fromkeys(order)))
+        return Function(name, verb, thing, tuple(fields), description, style, (), tuple(dict.fromkeys(order)))
+
+    def _topical(self, topic: topics.Topic) -> Function:
+        words = self.rng.choice(topic.names)
+        style: Style = self.rng.choices(("snake", "camel"), (0.8, 0.2))[0]
+        fields = tuple(self._of_topic(style, *parameter) for parameter in topic.parameters)
+        verb, _, thing = topic.names[0].partition(" ")
+        return Function(joined(words, style), verb, thing or words, fields, topic.description, style, topic.requests)
+
+    def _of_topic(self, style: Style, label: str, role: str, choices: tuple[str, ...], optional: bool) -> Field:
+        noun = label.removesuffix(" name")
+        kind = {"num": "number", "count": "integer", "level": "integer", "flag": "boolean"}.get(role, "string")
+        schema: dict[str, Any] = {"type": kind, "description": self._describe(label)}
+        match role:
+            case "strings" | "integers":
+                schema |= {"type": "array", "items": {"type": role.removesuffix("s")}}
+            case "enum":
+                schema |= {"enum": list(choices)}
+            case "flag":
+                schema |= {"description": f"Whether to use {label}"}
+        role = {"enum": "choice", "from": "choice", "num": "measure", "count": "level"}.get(role, role)
+        if role == "flag":
+            return Field(joined(label, style), role, "use", schema, not optional, noun=label)
+        return Field(joined(label, style), role, label, schema, not optional, noun=noun, members=choices)
 
     def field(self, style: Style, *, required: bool, roles: tuple[str, ...] = ()) -> Field:
         """A parameter."""
@@ -159,6 +203,8 @@ class SchemaMaker:
         return form.format(V=verb.capitalize(), v=verb, at=a(thing), t=thing, ts=plural(thing))
 
     def _describe(self, label: str, tail: str = "") -> str:
+        if self.rng.random() < 0.06 * self.stage:
+            tail += self.rng.choice((", optional", " of the request", " to use", " as given by the user"))
         form = self.rng.choice(("{L}", "{L}", "The {l}", "{L}."))
         return form.format(L=label[0].upper() + label[1:] + tail, l=label + tail)
 
@@ -166,11 +212,17 @@ class SchemaMaker:
         schema = {"type": kind, "description": self._describe(label, tail)}
         return Field(name or label, role, label, schema, **more)
 
+    def _noun(self) -> str:
+        """A noun that does not promise a kind of value, as ``email`` does."""
+        while (noun := self.lex.noun(self.rng)) in _KINDS_OF_VALUE:
+            pass
+        return noun
+
     def _of(self, base: str) -> tuple[str, str]:
         """Name and label of a parameter `base`: alone (never when held out), or with a noun."""
         if self.lex.split == "train" and self.rng.random() < 0.45:
             return base, base
-        noun = self.lex.noun(self.rng)
+        noun = self._noun()
         return f"{noun} {base}", self.rng.choice((f"{noun} {base}", f"{noun} {base}", f"{base} of the {noun}"))
 
     def _count(self, role: str) -> Field:
@@ -220,7 +272,7 @@ class SchemaMaker:
         return Field(made.name, role, label, {**made.schema, "enum": list(members)}, members=members)
 
     def _person(self, role: str) -> Field:
-        noun = self.lex.noun(self.rng)
+        noun = self._noun()
         name, label = self.rng.choice(((f"{noun} name", f"name of the {noun}"), (noun, noun), (f"{noun} name",) * 2))
         return self._plain(role, "string", label, name, noun=noun)
 

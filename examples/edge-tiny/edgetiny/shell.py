@@ -33,7 +33,7 @@ _NAMES: Final = {
     "search": ("grep", "search", "Grep", "search_files"),
     "list": ("list_files", "ls", "list_dir", "LS"),
 }
-_PARAMETERS: Final = {
+_PARAMETERS: Final[dict[str, dict[str, tuple[tuple[str, ...], str]]]] = {
     "run": {"command": (("command", "command", "cmd"), "Command to run")},
     "read": {"path": (("path", "file_path", "path"), "Path of the file")},
     "write": {
@@ -51,10 +51,39 @@ _PARAMETERS: Final = {
     },
     "list": {"path": (("path", "folder", "dir"), "Path of the folder")},
 }
-_RUNNERS: Final = ("python {p}", "pytest {p}", "node {p}", "bash {p}", "make -f {p}", "cat {p}", "wc -l {p}", "head -n 5 {p}",
-                   "git add {p}", "git diff {p}", "rm {p}", "chmod +x {p}", "ruff check {p}", "tail -n 20 {p}")  # fmt: skip
-_COMMANDS: Final = ("ls -la", "git status", "pwd", "git log --oneline", "make test", "npm install", "pytest -q", "df -h",
-                    "git pull", "docker ps", "npm run build", "cargo test", "go build ./...", "ps aux", "whoami")  # fmt: skip
+_RUNNERS: Final = (
+    "python {p}",
+    "pytest {p}",
+    "node {p}",
+    "bash {p}",
+    "make -f {p}",
+    "cat {p}",
+    "wc -l {p}",
+    "head -n 5 {p}",
+    "git add {p}",
+    "git diff {p}",
+    "rm {p}",
+    "chmod +x {p}",
+    "ruff check {p}",
+    "tail -n 20 {p}",
+)
+_COMMANDS: Final = (
+    "ls -la",
+    "git status",
+    "pwd",
+    "git log --oneline",
+    "make test",
+    "npm install",
+    "pytest -q",
+    "df -h",
+    "git pull",
+    "docker ps",
+    "npm run build",
+    "cargo test",
+    "go build ./...",
+    "ps aux",
+    "whoami",
+)
 
 
 def shell(maker: SchemaMaker) -> dict[str, Any]:
@@ -94,8 +123,19 @@ def _step(text: str, call: Call, result: str) -> list[Message]:
 def _code_line(lex: Lexicon, rng: Random) -> str:
     name, other = rng.choice(lex.code_words), lex.word(rng).replace(" ", "_")
     number = rng.randint(0, 99)
-    return rng.choice((f"{name} = {number}", f'{name} = "{other}"', f"return {name}", f"import {name}", f"{name} = {other}",
-                       f"def {other}({name}):", f"if {name} > {number}:", f'print("{other}")', f"{other}.{name}()"))  # fmt: skip
+    return rng.choice(
+        (
+            f"{name} = {number}",
+            f'{name} = "{other}"',
+            f"return {name}",
+            f"import {name}",
+            f"{name} = {other}",
+            f"def {other}({name}):",
+            f"if {name} > {number}:",
+            f'print("{other}")',
+            f"{other}.{name}()",
+        )
+    )
 
 
 def _code(lex: Lexicon, rng: Random, low: int, high: int) -> list[str]:
@@ -121,8 +161,11 @@ def _run_scene(lex: Lexicon, rng: Random, agent: Agent) -> list[Message]:
     result = rng.choice(
         (f"{rng.randint(1, 60)} passed", "ok", f"error: {lex.word(rng)} not found", f"{rng.randint(1, 400)}")
     )
-    return [user(ask.format(c=command)), *_step("", _call(agent, "run", command=command), result),
-            assistant(f"The result of `{command}` is: {result}")]  # fmt: skip
+    return [
+        user(ask.format(c=command)),
+        *_step("", _call(agent, "run", command=command), result),
+        assistant(f"The result of `{command}` is: {result}"),
+    ]
 
 
 def _edit_scene(lex: Lexicon, rng: Random, agent: Agent) -> list[Message]:
@@ -167,24 +210,32 @@ def _search_scene(lex: Lexicon, rng: Random, agent: Agent) -> list[Message]:
     ask = rng.choice(
         ("Where is {w} in {f}?", "Search {f} for {w}", "Find {w} in the folder {f}.", "Which file in {f} has {w}?")
     )
-    return [user(ask.format(w=word, f=folder)),
-            *_step("", _call(agent, "search", pattern=word, path=folder), f"{path}:{rng.randint(1, 300)}: {line}"),
-            assistant(f"{word} is in {path}.")]  # fmt: skip
+    return [
+        user(ask.format(w=word, f=folder)),
+        *_step("", _call(agent, "search", pattern=word, path=folder), f"{path}:{rng.randint(1, 300)}: {line}"),
+        assistant(f"{word} is in {path}."),
+    ]
 
 
 def _write_scene(lex: Lexicon, rng: Random, agent: Agent) -> list[Message]:
     path, text = any_path(lex, rng), "\n".join(_code(lex, rng, 1, 3))
     ask = rng.choice(("Create {p} with:\n{t}", "Write this to {p}:\n{t}", "Make a file {p} with this text:\n{t}"))
-    return [user(ask.format(p=path, t=text)), *_step("", _call(agent, "write", path=path, content=text), "ok"),
-            assistant(f"I wrote {path}.")]  # fmt: skip
+    return [
+        user(ask.format(p=path, t=text)),
+        *_step("", _call(agent, "write", path=path, content=text), "ok"),
+        assistant(f"I wrote {path}."),
+    ]
 
 
 def _list_scene(lex: Lexicon, rng: Random, agent: Agent) -> list[Message]:
     folder = any_path(lex, rng).rpartition("/")[0] or "."
     files = sorted({any_path(lex, rng).rpartition("/")[2] for _ in range(rng.randint(1, 4))})
     ask = rng.choice(("List {f}", "Which files are in {f}?", "What is in the folder {f}?", "Show the files of {f}."))
-    return [user(ask.format(f=folder)), *_step("", _call(agent, "list", path=folder), "\n".join(files)),
-            assistant(f"{folder} has {', '.join(files)}.")]  # fmt: skip
+    return [
+        user(ask.format(f=folder)),
+        *_step("", _call(agent, "list", path=folder), "\n".join(files)),
+        assistant(f"{folder} has {', '.join(files)}."),
+    ]
 
 
 _Scene = Callable[[Lexicon, Random, Agent], list[Message]]

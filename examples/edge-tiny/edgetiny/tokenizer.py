@@ -7,6 +7,7 @@ pieces of the chat format and of schemas (`literals`) are ordinary tokens of the
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -42,7 +43,8 @@ _SCHEMA_PIECES: Final = (
     '", "items": {"type": "integer"}}}, "required": ["',
     '", "properties": {"',
     '"]}}}',
-    '"}}, "required": []}}}',
+    '"}}}}}',
+    '", "parameters": {"type": "object", "properties": {}}}}',
     '", "',
     '": "',
 )
@@ -149,6 +151,4 @@ def _assembled(learner: Tokenizer, pieces: Iterable[str], splitter: Any) -> Toke
 
 
 def _merges(learner: Tokenizer) -> list[tuple[str, str]]:
-    import json
-
     return [tuple(pair) for pair in json.loads(learner.to_str())["model"]["merges"]]

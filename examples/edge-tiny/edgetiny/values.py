@@ -11,12 +11,14 @@ from random import Random
 from typing import Any, Final
 
 from edgetiny import lists
+from edgetiny.lists import words
 from edgetiny.words import Lexicon, plural
 
-_MONTHS: Final = "January February March April May June July August September October November December".split()
+_MONTHS: Final = words("January February March April May June July August September October November December")
 _PHRASES: Final = (
-    "{a} {n}", "{a} {n}", "the {a} {n}", "{n} for {n2}", "{a} {n} and {n2}", "new {n} for {p}", "{v} the {n}", "{n} {n2}",
-    "{v} {ns} today", "best {ns} in {c}", "how to {v} {a} {ns}", "{ns}, {a} and {a2}", "{p} has the {n}", "no {ns} left",
+    "{a} {n}", "{a} {n}", "the {a} {n}", "{n} for {n2}", "{a} {n} and {n2}", "new {n} for {p}", "{v} the {n}",
+    "{n} {n2}", "{v} {ns} today", "best {ns} in {c}", "how to {v} {a} {ns}", "{ns}, {a} and {a2}", "{p} has the {n}",
+    "no {ns} left",
 )  # fmt: skip
 _STREETS: Final = ("Street", "Road", "Avenue", "Lane")
 

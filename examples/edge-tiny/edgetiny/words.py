@@ -14,18 +14,17 @@ from typing import Final, Literal
 from zlib import crc32
 
 from edgetiny import lists
+from edgetiny.lists import words
 
 Split = Literal["train", "held_out"]
 _HELD_OUT_OF: Final = 8  # one word in so many is held out
 # Words that every user of functions knows; holding them out would measure nothing.
 _NEVER_HELD_OUT: Final = frozenset(
-    "get list update remove order change select move download code page field option contact area job photo".split()
+    words("get list update remove order change select move download code page field option contact area job photo")
 )
-_ONSETS: Final = tuple(
-    "b c d f g h j k l m n p r s t v w z br ch cl dr fl fr gl gr kl kr pl pr sh sk sl st th tr".split()
-)
-_VOWELS: Final = tuple("a e i o u a e i o u ai ea ee oa oo ou y".split())
-_CODAS: Final = tuple("b d g k l m n p r s t x ck ft lm ld nd nt nk rd rk rm rn sk st th".split()) + ("",) * 12
+_ONSETS: Final = words("b c d f g h j k l m n p r s t v w z br ch cl dr fl fr gl gr kl kr pl pr sh sk sl st th tr")
+_VOWELS: Final = words("a e i o u a e i o u ai ea ee oa oo ou y")
+_CODAS: Final = words("b d g k l m n p r s t x ck ft lm ld nd nt nk rd rk rm rn sk st th") + ("",) * 12
 
 
 def split_of(word: str) -> Split:
@@ -112,8 +111,8 @@ class Lexicon:
 def lexicon(split: Split) -> Lexicon:
     """The words of `split`."""
 
-    def own(words: str) -> tuple[str, ...]:
-        return tuple(sorted({word.replace("_", " ") for word in words.split() if split_of(word) == split}))
+    def own(text: str) -> tuple[str, ...]:
+        return tuple(sorted({word.replace("_", " ") for word in words(text) if split_of(word) == split}))
 
     return Lexicon(
         split,
