@@ -10,8 +10,9 @@ from random import Random
 from typing import Any, Final
 
 from edgetiny.calls import call_of, distractors, values_for
+from edgetiny.functions import Field, Function, joined
 from edgetiny.phrases import request
-from edgetiny.schemas import Field, Function, SchemaMaker, joined
+from edgetiny.schemas import SchemaMaker
 from edgetiny.turns import assistant, made, tool, user
 from edgetiny.values import TEXT, listed, number
 from edgetiny.words import a

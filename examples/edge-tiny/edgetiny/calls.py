@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from edgetiny.phrases import Said, ask, request
-from edgetiny.schemas import Function, SchemaMaker, make_value
+from edgetiny.functions import Function
+from edgetiny.phrases import ASKING, Said, ask, request
+from edgetiny.schemas import SchemaMaker, make_value
 from edgetiny.turns import Call, assistant, made, user
 from edgetiny.values import Value
 
@@ -79,7 +80,7 @@ def irrelevant(maker: SchemaMaker) -> dict[str, Any]:
     others = distractors(maker, function, rng.randint(1, 1 + round(3 * maker.stage)))
     said = values_for(function, maker)
     required = [f for f in function.fields if f.required and f.role not in ("flag", "object")]
-    if required and rng.random() < 0.15:
+    if required and not function.requests and rng.random() < 0.15:
         missing = rng.choice(required)
         text = request(function, [pair for pair in said if pair[0] is not missing], rng)
         reply = rng.choice(("What is the {l}?", "Please tell me the {l}.", "Which {l} should I use?"))
@@ -87,8 +88,14 @@ def irrelevant(maker: SchemaMaker) -> dict[str, Any]:
         return made([user(text), assistant(reply.format(l=missing.label))], tools, f"The {missing.label} is missing.")
     wish = ask(function.verb, function.thing)
     tools = _shuffled(maker, {f.name: f for f in others})
-    reply = rng.choice(_REFUSALS).format(w=wish)
-    return made([user(request(function, said, rng)), assistant(reply)], tools, f"No function can {wish}.")
+    text = request(function, said, rng)
+    if function.requests:
+        reply = "Sorry, none of the functions can do that."
+    elif function.verb in text.lower():
+        reply = rng.choice(_REFUSALS).format(w=wish)
+    else:
+        reply = f"Sorry, I cannot help with the {function.thing}: none of the functions can do that."
+    return made([user(text), assistant(reply)], tools, "I look for a function that fits: there is none.")
 
 
 def distractors(maker: SchemaMaker, function: Function, count: int) -> list[Function]:
@@ -100,7 +107,8 @@ def distractors(maker: SchemaMaker, function: Function, count: int) -> list[Func
         verb = function.verb if chance < 0.15 else ""
         thing = function.thing if 0.15 <= chance < 0.35 else ""
         other = maker.function(verb=verb, thing=thing)
-        if (other.verb, other.thing) != (function.verb, function.thing):
+        alike = other.verb == function.verb or {other.verb, function.verb} <= ASKING
+        if other.thing != function.thing or not alike:
             found.setdefault(other.name, other)
     return list(found.values())[1:]
 
@@ -109,7 +117,7 @@ def _one(maker: SchemaMaker, others: list[Function], function: Function) -> dict
     said = values_for(function, maker)
     tools = _shuffled(maker, {f.name: f for f in (function, *others)})
     messages = [user(request(function, said, maker.rng)), assistant(calls=[call_of(function, said)])]
-    return made(messages, tools, f"I call {function.name} to {ask(function.verb, function.thing)}.")
+    return made(messages, tools, f"The function {function.name} fits.")
 
 
 def _same_but_one(maker: SchemaMaker) -> dict[str, Any]:

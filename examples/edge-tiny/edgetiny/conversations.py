@@ -62,10 +62,9 @@ def conversation(seed: int, index: int, split: Split, stage: float, kind: str | 
         ``kind``, ``messages`` (OpenAI form, arguments as objects; the last is the assistant's), ``tools`` (or None),
         ``expected`` (name and arguments of each call of the last turn) and ``thinking`` (assistant turns may reason).
     """
-    rng = Random(f"{seed}/{index}/{split}")
-    weights = [early + (late - early) * stage for early, late in MIXTURE.values()]
-    drawn = rng.choices(KINDS, weights)[0]
-    kind = kind or drawn
+    rng = Random(f"{seed}/{index}/{split}/{kind}")
+    if kind is None:
+        kind = rng.choices(KINDS, [early + (late - early) * stage for early, late in MIXTURE.values()])[0]
     made = _MAKERS[kind](SchemaMaker(lexicon(split), rng, stage))
     messages = made["messages"]
     if messages[0]["role"] != "system" and rng.random() < 0.12:

@@ -9,8 +9,8 @@ from __future__ import annotations
 from random import Random
 from typing import Final
 
+from edgetiny.functions import Field, Function
 from edgetiny.lists import words
-from edgetiny.schemas import Field, Function
 from edgetiny.topics import fill, needs
 from edgetiny.values import Value
 from edgetiny.words import a, plural
@@ -25,7 +25,7 @@ _OPENERS: Final = (
     "Hi, please {v} {o}{s}. Thanks!", "Hello! Can you {v} {o}{s}?", "My boss asked me to {v} {o}{s}.",
     "It is time to {v} {o}{s}.",
 )  # fmt: skip
-_ASKING: Final = frozenset(
+ASKING: Final = frozenset(
     words("calculate check compute count estimate evaluate fetch find get locate measure predict query retrieve search")
 )
 _QUESTIONS: Final = (
@@ -60,7 +60,7 @@ def request(function: Function, said: Said, rng: Random) -> str:
     said = rng.sample(said, len(said))
     chance = rng.random()
     given = {_label(f) for f, _ in said}
-    if chance > 0.2 and (wordings := [wording for wording in function.requests if needs(wording) <= given]):
+    if chance > 0.07 and (wordings := [wording for wording in function.requests if needs(wording) <= given]):
         return _worded(rng.choice(wordings), said, rng)
     if chance < 0.07:
         pairs = (", " if rng.random() < 0.8 else "\n").join(_pair(f, v, rng.choice(("=", ": "))) for f, v in said)
@@ -144,7 +144,7 @@ def ask(verb: str, thing: str) -> str:
 def _opening(function: Function, tail: str, rng: Random) -> str:
     verb, thing = function.verb, function.thing
     chance = rng.random()
-    if verb in _ASKING and chance < 0.45:
+    if verb in ASKING and chance < 0.45:
         return rng.choice(_QUESTIONS).format(t=thing, s=tail)
     one = a(thing) if chance < 0.7 else plural(thing) if chance < 0.8 else f"the {thing}"
     return rng.choice(_OPENERS).format(v=verb, V=verb.capitalize(), o=one, s=tail)

@@ -7,15 +7,16 @@ parameter; in the held-out split every function and parameter name holds a held-
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from random import Random
-from typing import Any, Final, Literal
+from typing import Any, Final
 
-from edgetiny import lists, topics, values
+from edgetiny import lists, values
+from edgetiny.everyday import everyday
+from edgetiny.functions import Field, Function, Style, joined
 from edgetiny.values import Value
 from edgetiny.words import Lexicon, a, plural
 
-Style = Literal["snake", "camel", "dotted"]
 _CITY_LABELS: Final = ("city", "city", "location", "destination", "origin", "place")
 _DATE_LABELS: Final = ("date", "date", "start date", "end date", "day")
 _TIME_LABELS: Final = ("time", "start time", "end time")
@@ -41,62 +42,6 @@ _LATE: Final = (
     "count", "count", "level", "measure", "measure", "flag", "flag", "choice", "choice", "word", "person", "city",
     "date", "time", "email", "path", "id", "url", "address", "phrase", "phrase", "strings", "integers", "object",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Field:
-    """One parameter.
-
-    Attributes:
-        role: what kind of thing it is; phrases and values go by it.
-        label: what a person calls it.
-        noun: the thing that it counts, switches or lists.
-        members: of an enum.
-        unit: of a measure.
-        fields: of a nested object.
-    """
-
-    name: str
-    role: str
-    label: str
-    schema: dict[str, Any]
-    required: bool = True
-    noun: str = ""
-    members: tuple[str, ...] = ()
-    unit: str = ""
-    fields: tuple[Field, ...] = ()
-
-
-@dataclass(frozen=True)
-class Function:
-    """A function; `verb` and `thing` are the words that ask for it."""
-
-    name: str
-    verb: str
-    thing: str
-    fields: tuple[Field, ...]
-    description: str
-    style: Style = "snake"
-    requests: tuple[str, ...] = ()  # how people ask for it, besides the general ways; see `topics`
-    schema_order: tuple[str, ...] = field(default=("type", "description", "enum", "items", "properties", "required"))
-
-    def tool(self) -> dict[str, Any]:
-        """The function in the OpenAI form."""
-        properties = {f.name: {k: f.schema[k] for k in self.schema_order if k in f.schema} for f in self.fields}
-        required = [f.name for f in self.fields if f.required]
-        parameters = {"type": "object", "properties": properties, "required": required}
-        if not required:
-            del parameters["required"]
-        body = {"name": self.name, "description": self.description, "parameters": parameters}
-        return {"type": "function", "function": body}
-
-
-def joined(words: str, style: Style) -> str:
-    """An identifier made of `words`."""
-    first, *rest = words.replace("-", " ").split()
-    if style == "camel":
-        return first.lower() + "".join(word.capitalize() for word in rest)
-    return "_".join([first, *rest]).lower()
 
 
 def make_value(f: Field, lex: Lexicon, rng: Random) -> Value:
@@ -140,7 +85,7 @@ class SchemaMaker:
         """A function, about `thing` and `verb` if given, with at least `low` parameters."""
         rng = self.rng
         if self.lex.split == "train" and not (thing or verb or low > 1 or roles) and rng.random() < 0.22:
-            return self._topical(rng.choice(topics.TOPICS))
+            return everyday(rng)
         verb = verb or (rng.choice(self.lex.verbs) if rng.random() < 0.93 else self.lex.invented(rng))
         thing = thing or self.lex.thing(rng)
         style: Style = rng.choices(("snake", "camel", "dotted"), (0.72, 0.16, 0.12))[0]
@@ -157,29 +102,6 @@ class SchemaMaker:
         name, description = self._name(verb, thing, style), self._description(verb, thing)
         return Function(name, verb, thing, tuple(fields), description, style, (), tuple(dict.fromkeys(order)))
 
-    def _topical(self, topic: topics.Topic) -> Function:
-        words = self.rng.choice(topic.names)
-        style: Style = self.rng.choices(("snake", "camel"), (0.8, 0.2))[0]
-        fields = tuple(self._of_topic(style, *parameter) for parameter in topic.parameters)
-        verb, _, thing = topic.names[0].partition(" ")
-        return Function(joined(words, style), verb, thing or words, fields, topic.description, style, topic.requests)
-
-    def _of_topic(self, style: Style, label: str, role: str, choices: tuple[str, ...], optional: bool) -> Field:
-        noun = label.removesuffix(" name")
-        kind = {"num": "number", "count": "integer", "level": "integer", "flag": "boolean"}.get(role, "string")
-        schema: dict[str, Any] = {"type": kind, "description": self._describe(label)}
-        match role:
-            case "strings" | "integers":
-                schema |= {"type": "array", "items": {"type": role.removesuffix("s")}}
-            case "enum":
-                schema |= {"enum": list(choices)}
-            case "flag":
-                schema |= {"description": f"Whether to use {label}"}
-        role = {"enum": "choice", "from": "choice", "num": "measure", "count": "level"}.get(role, role)
-        if role == "flag":
-            return Field(joined(label, style), role, "use", schema, not optional, noun=label)
-        return Field(joined(label, style), role, label, schema, not optional, noun=noun, members=choices)
-
     def field(self, style: Style, *, required: bool, roles: tuple[str, ...] = ()) -> Field:
         """A parameter."""
         late = self.rng.random() < 0.25 + self.stage
@@ -188,8 +110,8 @@ class SchemaMaker:
         made = maker(role)
         name = joined(made.name, style)
         schema = made.schema
-        if not required and "default" not in schema and role == "choice" and self.rng.random() < 0.15 * self.stage:
-            schema = {**schema, "default": made.members[0]}
+        if not required and role in ("choice", "count", "level") and self.rng.random() < 0.15 * self.stage:
+            schema = {**schema, "default": made.members[0] if made.members else self.rng.choice((1, 5, 10, 20, 100))}
         parts = tuple(replace(part, name=joined(part.name, "snake")) for part in made.fields)
         return replace(made, name=name, schema=schema, required=required, fields=parts)
 
@@ -307,4 +229,6 @@ class SchemaMaker:
             "address": ("address",),
         }  # fmt: skip
         name, label = self._of(self.rng.choice(bases[role]))
-        return self._plain(role, "string", label, name)
+        example = self.rng.random() < 0.1 * self.stage
+        tail = f", e.g. {values.TEXT[role](self.lex, self.rng)}" if example else ""
+        return self._plain(role, "string", label, name, tail)

@@ -196,7 +196,7 @@ def _fix_scene(lex: Lexicon, rng: Random, agent: Agent) -> list[Message]:
                 t=test
             )
         ),
-        *_step("I run the test.", run, f"{path}: {name} should be {right}, got {wrong}\n1 failed"),
+        *_step("I run the test.", run, f"{path}: `{name} = {wrong}` should be `{name} = {right}`\n1 failed"),
         *_step("", _call(agent, "read", path=path), "\n".join(lines)),
         *_step("", _call(agent, "edit", path=path, old=f"{name} = {wrong}", new=f"{name} = {right}"), "ok"),
         *_step("", run, "1 passed"),
