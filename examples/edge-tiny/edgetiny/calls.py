@@ -58,7 +58,8 @@ def parallel(maker: SchemaMaker) -> dict[str, Any]:
     rng = maker.rng
     if rng.random() < 0.3:
         return _same_but_one(maker)
-    function = maker.function()
+    while not (function := maker.function()).fields:
+        pass  # two calls without arguments would be one wish said twice
     others = distractors(maker, function, rng.randint(0, 1 + round(maker.stage)))
     count = 3 if rng.random() < 0.25 * maker.stage else 2
     functions = [function, *([function] * count if rng.random() < 0.5 or not others else others)][:count]

@@ -42,7 +42,8 @@ def plural(noun: str) -> str:
 
 def a(phrase: str) -> str:
     """`phrase` with its indefinite article."""
-    return f"{'an' if phrase[0].lower() in 'aeiou' else 'a'} {phrase}"
+    vowel = phrase[0].lower() in "aeiou" and not phrase.startswith(("uni", "use"))
+    return f"{'an' if vowel else 'a'} {phrase}"
 
 
 def invented(rng: Random, syllables: int = 2) -> str:
