@@ -10,7 +10,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from golden import GOLDEN, PROMPTS, SHAPES, make_run, reference_logits
-from hf_reference import load_reference, parallel, sequential
+from hf_reference import load_reference, logits
 
 from edgellm.checkpoint.reader import Checkpoint
 from edgellm.checkpoint.synth import make_checkpoint
@@ -22,11 +22,11 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             make_checkpoint(shape, Path(folder) / shape, dtype="f32")
             checkpoint = Checkpoint.open(Path(folder) / shape)
-            model = load_reference(checkpoint)
+            forward = logits(load_reference(checkpoint))
             for kind in PROMPTS:
-                forward = parallel(model) if kind == "random" else sequential(model)
-                logits = reference_logits(forward, make_run(kind, checkpoint.spec.vocab))
-                np.savez_compressed(GOLDEN / f"{shape}-{kind}.npz", hash=checkpoint.content_hash(), **logits)
+                rows = reference_logits(forward, make_run(kind, checkpoint.spec.vocab))
+                found = {name: values.astype(np.float32) for name, values in rows.items()}
+                np.savez_compressed(GOLDEN / f"{shape}-{kind}.npz", hash=checkpoint.content_hash(), **found)
                 print(shape, kind)
 
 

@@ -22,8 +22,8 @@ COLUMNS = 48
 TOLERANCE = 1e-4
 PARENTS = (-1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 7, 7, 8, 10, 10, 13)
 PATH = (0, 1, 4, 7, 10, 13)
-Logits = dict[str, NDArray[np.float32]]
-Forward = Callable[[NDArray[np.int64]], NDArray[np.float32]]  # tokens [n] -> logits [n, V]
+Logits = dict[str, NDArray[np.floating]]
+Forward = Callable[[NDArray[np.int64]], NDArray[np.float64]]  # tokens [n] -> logits [n, V]
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ def make_run(kind: str, vocab: int) -> Run:
 
 def executor_logits(executor: Executor, run: Run) -> Logits:
     """The run through slots 0 (one prefill) and 1 (odd chunks), on the run's columns."""
-    out: dict[str, list[NDArray[np.float32]]] = {"prefill": [], "chunks": [], "decode": [], "tree": [], "after": []}
+    out: dict[str, list[NDArray[np.floating]]] = {"prefill": [], "chunks": [], "decode": [], "tree": [], "after": []}
 
-    def advance(slot: int, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+    def advance(slot: int, tokens: NDArray[np.int64]) -> NDArray[np.floating]:
         return executor.advance([Chunk(slot, tokens, True)]).row(0)[run.columns].copy()
 
     executor.reset(0)
@@ -72,7 +72,7 @@ def reference_logits(forward: Forward, run: Run) -> Logits:
     """The same logits from a function of whole sequences."""
     start = np.concatenate([run.prompt, run.decoded])
     plain = forward(start)[:, run.columns]
-    tree = np.zeros((len(PARENTS), COLUMNS), np.float32)
+    tree = np.zeros((len(PARENTS), COLUMNS))
     for leaf in set(range(len(PARENTS))) - set(PARENTS):
         path = [leaf]
         while PARENTS[path[-1]] >= 0:

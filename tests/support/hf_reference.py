@@ -1,6 +1,14 @@
-"""transformers' Qwen3_5ForCausalLM over one of our checkpoints, float32. Needs the `parity` extra."""
+"""transformers' Qwen3_5ForCausalLM over one of our checkpoints. Needs the `parity` extra.
+
+Run in float32 the reference's own rounding differs by 1e-4 between processors on a prompt of one repeated token, so
+what is committed and compared is its code evaluated in float64.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import torch
@@ -17,10 +25,11 @@ def load_reference(checkpoint: Checkpoint) -> Qwen3_5ForCausalLM:
     text = checkpoint.config.get("text_config", checkpoint.config)
     config = Qwen3_5TextConfig(**{key: value for key, value in text.items() if key != "model_type"})
     config._attn_implementation = "eager"
-    model = Qwen3_5ForCausalLM(config).eval().float()
+    with exact():
+        model = Qwen3_5ForCausalLM(config).eval().double()
     weights = {
         name if name.startswith("lm_head") else f"model.{name}": torch.tensor(
-            np.asarray(checkpoint.tensor(name), np.float32)
+            np.asarray(checkpoint.tensor(name), np.float64)
         )
         for name in checkpoint.names
         if not name.startswith("mtp.")
@@ -31,33 +40,18 @@ def load_reference(checkpoint: Checkpoint) -> Qwen3_5ForCausalLM:
     return model
 
 
-def parallel(model: Qwen3_5ForCausalLM) -> Forward:
-    """Whole sequences at once (the reference's chunked DeltaNet)."""
+@contextmanager
+def exact() -> Iterator[None]:
+    """Inside, the reference's casts to float32 are casts to float64."""
+    with mock.patch.object(torch, "float32", torch.float64), mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+        yield
 
-    def forward(tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        with torch.no_grad():
+
+def logits(model: Qwen3_5ForCausalLM) -> Forward:
+    """Whole sequences at once: tokens [n] -> logits [n, V]."""
+
+    def forward(tokens: NDArray[np.int64]) -> NDArray[np.float64]:
+        with torch.no_grad(), exact():
             return model(torch.tensor(tokens[None])).logits[0].numpy()
-
-    return forward
-
-
-def sequential(model: Qwen3_5ForCausalLM) -> Forward:
-    """Token by token with its cache (the reference's recurrent DeltaNet).
-
-    On long repetitions this is the accurate one: the chunked form solves a badly conditioned triangular system.
-    """
-    known: dict[bytes, NDArray[np.float32]] = {}
-
-    def forward(tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        key = tokens.tobytes()
-        if key not in known:
-            rows, cache = [], None
-            with torch.no_grad():
-                for token in tokens:
-                    step = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
-                    cache = step.past_key_values
-                    rows.append(step.logits[0, 0].numpy())
-            known[key] = np.stack(rows)
-        return known[key]
 
     return forward
