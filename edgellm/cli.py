@@ -99,6 +99,7 @@ def serve(
     threads: ThreadsOpt = None,
     prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens prefilled between decode steps.")] = 512,
     no_speculation: NoSpeculationOpt = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Prefill every prompt from its start.")] = False,
     cache_bytes: Annotated[
         int | None, typer.Option(help="Bytes for cached KV blocks [default: from free memory].")
     ] = None,
@@ -120,8 +121,8 @@ def serve(
         threads=threads,
         prefill_chunk=prefill_chunk,
         speculation=None if no_speculation else "auto",
-        cache_bytes=cache_bytes,
-        snapshot_bytes=snapshot_bytes,
+        cache_bytes=0 if no_cache else cache_bytes,
+        snapshot_bytes=0 if no_cache else snapshot_bytes,
         cache_dir=cache_dir,
     ) as llm:
         run_server(llm, settings)
@@ -236,7 +237,9 @@ def replay(
     threads: ThreadsOpt = None,
     no_speculation: NoSpeculationOpt = False,
     cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
-    model: Annotated[str, typer.Option(help="Model name to send to a server.")] = "default",
+    model: Annotated[
+        str | None, typer.Option(help="Model name to send to a server [default: the first it lists].")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Send recorded agent turns as the MLPerf harness does and count what had to be prefilled."""

@@ -17,7 +17,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from edgellm.errors import ConfigError, EdgeLLMError
-from edgellm.mlperf.wire import CHAT_PATH, Frame, merge_tool_calls, read_frames, request_bytes
+from edgellm.mlperf.wire import CHAT_PATH, MODELS_PATH, Frame, merge_tool_calls, read_frames, request_bytes
 
 MAX_IDLE_S = 4.0  # the harness reconnects after this much idling
 _READ_BYTES = 1 << 16
@@ -116,6 +116,26 @@ class HarnessClient:
             self._last_used = time.monotonic()
             if not keep:
                 self.close()
+
+    def first_model(self) -> str:
+        """The id of the first model that the server lists.
+
+        Raises:
+            AnswerError: it lists none.
+            OSError: the connection failed.
+        """
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        headers = {"Authorization": f"Bearer {self._api_key}"} if self._api_key else {}
+        try:
+            connection.request("GET", self._path.removesuffix(CHAT_PATH) + MODELS_PATH, headers=headers)
+            response = connection.getresponse()
+            text = response.read().decode("utf-8", errors="replace")
+        finally:
+            connection.close()
+        try:
+            return str(json.loads(text)["data"][0]["id"])
+        except (ValueError, LookupError, TypeError):
+            raise AnswerError(response.status, text) from None
 
     def _connect(self) -> socket.socket:
         if self._socket is not None and time.monotonic() - self._last_used > MAX_IDLE_S:

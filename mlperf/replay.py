@@ -112,15 +112,19 @@ def replay_bundle(
 
 
 def replay_url(
-    url: str, recorded: Sequence[Conversation], options: ReplayOptions, *, model: str, console: Console
+    url: str, recorded: Sequence[Conversation], options: ReplayOptions, *, model: str | None, console: Console
 ) -> ReplayReport:
-    """Replay over HTTP against any OpenAI-compatible server that reports usage."""
+    """Replay over HTTP against any OpenAI-compatible server that reports usage.
+
+    `model`: the name to send; None: the first that the server lists.
+    """
     from edgellm.mlperf.client import HarnessClient
 
     with HarnessClient(url) as client:
+        name_sent = model or client.first_model()
 
         def send(name: str, turn: int, body: dict[str, Any]) -> TurnResult:
-            body = {**body, "model": model, "max_completion_tokens": options.max_tokens}
+            body = {**body, "model": name_sent, "max_completion_tokens": options.max_tokens}
             body["stream_options"] = {"include_usage": True}
             answer = client.chat(body, session_id=name)
             if answer.usage is None:

@@ -14,6 +14,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 CHAT_PATH = "/v1/chat/completions"
+MODELS_PATH = "/v1/models"
 _FRAME = re.compile(rb"data:\s*(\{[^\n]+\})")
 
 

@@ -43,7 +43,8 @@ def load_reference(checkpoint: Checkpoint) -> Qwen3_5ForCausalLM:
 @contextmanager
 def exact() -> Iterator[None]:
     """Inside, the reference's casts to float32 are casts to float64."""
-    with mock.patch.object(torch, "float32", torch.float64), mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+    kind = mock.patch.object(torch, "float32", torch.float64)
+    with kind, mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
         yield
 
 

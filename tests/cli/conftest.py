@@ -1,0 +1,36 @@
+"""The command line, run in this process, over one tiny bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from edgellm.cli import app
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def run() -> Run:
+    """Runs `edgellm ARGS`; exit status, stdout, stderr and the exception are in the result."""
+    runner = CliRunner()
+    return lambda *args: runner.invoke(app, [str(arg) for arg in args])
+
+
+@pytest.fixture(scope="session")
+def checkpoint(run: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cli") / "tiny"
+    assert run("make-checkpoint", path).exit_code == 0
+    return path
+
+
+@pytest.fixture(scope="session")
+def bundle(run: Run, checkpoint: Path) -> Path:
+    path = checkpoint.parent / "tiny.bundle"
+    result = run("build", checkpoint, "--out", path)
+    assert result.exit_code == 0, result.output
+    return path
