@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgellm.checkpoint.spec import ModelSpec
+from edgetiny.attention import attend
 from edgetiny.delta_rule import gated_delta_rule
 
 
@@ -79,7 +80,7 @@ class Rope:
 
 
 class Attention(nn.Module):
-    """Gated attention. `attend` is separate so that MTP can bring its own keys."""
+    """Gated attention in two halves, between which MTP brings keys of its own."""
 
     def __init__(self, spec: ModelSpec, std: float, out_std: float) -> None:
         super().__init__()
@@ -93,7 +94,7 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rope: Rope, compute: torch.dtype) -> Tensor:
         q, k, v, gate = self.heads(x, rope, compute)
-        return self.merge(functional.scaled_dot_product_attention(q, k, v, is_causal=True), gate, compute)
+        return self.merge(attend(q, k, v), gate, compute)
 
     def heads(self, x: Tensor, rope: Rope, compute: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Queries, keys and values [B, heads, T, d], all turned and with every key head repeated, and the gate."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgellm.checkpoint.spec import ModelSpec
+from edgetiny.attention import attend
 from edgetiny.layers import Layer, Linear, Norm, Rope, project
 
 
@@ -47,7 +48,7 @@ class Mtp(nn.Module):
         """The hidden rows [B, R, hidden] of each draft step.
 
         In the result of step s (1, 2 …), row p belongs to a draft whose root is token p-s+2; rows p < s-1, for which
-        there is no such draft, mean nothing.
+        there is no such draft, mean nothing. Step s sees step 1 up to row p-s+1 and, of each step j between, row p-s+j.
 
         Args:
             embedded: [B, R, hidden], embeddings of tokens 1 … R.
@@ -63,23 +64,16 @@ class Mtp(nn.Module):
             q, k, v, gate = layer.self_attn.heads(layer.input_layernorm(x), rope, compute)
             keys.append(k)
             values.append(v)
-            if step == 1:
-                context = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            else:
-                context = _branch_attention(q, keys, values)
+            own = [(_shifted(keys[j], step - 1 - j), _shifted(values[j], step - 1 - j)) for j in range(1, step)]
+            context = attend(q, keys[0], values[0], step - 1, own)
             found.append(self.norm(layer.close(x + layer.self_attn.merge(context, gate, compute), compute)))
-            hidden = functional.pad(found[-1][:, :-1], (0, 0, 1, 0))  # row p continues row p-1
+            hidden = _shifted(found[-1], 1)  # row p continues row p-1
         return found
 
 
-def _branch_attention(q: Tensor, keys: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Row p of step s attends to row p-s+j of each step j = 2 … s, and to the rows up to p-s+1 of step 1."""
-    step, rows = len(keys), q.shape[2]
-    columns = torch.arange(rows)
-    ahead = columns[None] - columns[:, None] + step  # column - row + step
-    mask = torch.cat([ahead <= 1, *(ahead == j for j in range(2, step + 1))], 1)
-    mask[: step - 1] = True  # rows without such a draft must see something
-    return functional.scaled_dot_product_attention(q, torch.cat(keys, 2), torch.cat(values, 2), attn_mask=mask)
+def _shifted(x: Tensor, rows: int) -> Tensor:
+    """Row p of the result is row p - `rows` of x [..., T, d]; the first ones are zero."""
+    return functional.pad(x[..., : x.shape[-2] - rows, :], (0, 0, rows, 0))
 
 
 class EdgeTiny(nn.Module):
