@@ -1,4 +1,5 @@
-"""From what a user writes (a folder or a Hugging Face repository id) to a local checkpoint folder.
+"""From what a user writes (the name of a shipped checkpoint, a folder, or a Hugging Face repository id) to a local
+checkpoint folder.
 
 Downloads resume where they stopped (huggingface-hub keeps partial files). What must stay true: only the files that a
 checkpoint of the family consists of are fetched, nothing executable; with `offline` no connection is made.
@@ -21,6 +22,7 @@ from huggingface_hub.errors import (
 
 from edgellm.checkpoint.tokenizer_files import TOKENIZER_FILES
 from edgellm.errors import CheckpointError, ConfigError
+from edgellm.models import shipped
 
 ALLOWED_FILES: Final = (
     "config.json",
@@ -42,8 +44,10 @@ def resolve(
     """The local folder of a checkpoint, downloaded first when it is a repository id.
 
     Args:
-        path_or_repo_id: an existing folder, else ``owner/name`` on the Hugging Face Hub.
-        revision: branch, tag or commit to pin; the default branch when None. Not valid with a folder.
+        path_or_repo_id: the name of a checkpoint that ships with the package (a folder of that name is ``./name``),
+            an existing folder, else ``owner/name`` on the Hugging Face Hub.
+        revision: branch, tag or commit to pin; the default branch when None. Not valid with a folder or
+            a shipped checkpoint.
         offline: use only what is already downloaded.
         cache_dir: where downloads are kept; huggingface-hub's own cache by default.
 
@@ -51,7 +55,8 @@ def resolve(
         ConfigError: neither a folder nor a well-formed repository id, or a revision given with a folder.
         CheckpointError: the repository, revision or a connection is not there, or offline files are incomplete.
     """
-    folder = Path(path_or_repo_id)
+    own = None if isinstance(path_or_repo_id, Path) else shipped(path_or_repo_id)
+    folder = own or Path(path_or_repo_id)
     if folder.is_dir():
         if revision is not None:
             raise ConfigError(f"revision {revision!r} has no meaning for the local folder {folder}")
