@@ -14,7 +14,10 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     lines = [json.loads(line) for line in args.log.read_text(encoding="utf-8").splitlines()]
-    draw([line for line in lines if "loss" in line], [line for line in lines if "held_out" in line], args.out)
+    # A resumed run repeats the steps after its checkpoint: the newest counts.
+    steps = {line["step"]: line for line in lines if "loss" in line}
+    checks = {line["step"]: line for line in lines if "held_out" in line}
+    draw([steps[step] for step in sorted(steps)], [checks[step] for step in sorted(checks)], args.out)
 
 
 def draw(steps: list[dict[str, Any]], checks: list[dict[str, Any]], out: Path) -> None:

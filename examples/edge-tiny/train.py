@@ -45,7 +45,8 @@ def main() -> None:
     if state is None and (folder.path / "latest.pt").exists():
         sys.exit(f"{folder.path} holds a run: --resume continues it")
     config, seed = (dict(CONFIG), args.seed) if state is None else (state["config"], state["seed"])
-    settings = _settings(args) if state is None else Settings(**state["settings"])
+    given = {field.name: getattr(args, field.name) for field in dataclasses.fields(Settings) if field.name in args}
+    settings = Settings(**{**(state["settings"] if state is not None else {}), **given})
     ripening = int(0.4 * args.tokens) if state is None else state["ripening"]
     if not (folder.tokenizer / "tokenizer.json").is_file():
         write_tokenizer(folder.tokenizer)
@@ -110,7 +111,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, help="stop (not decay) after this time; resume later")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=2, help="batches that are computed at the same time")
-    parser.add_argument("--resume", action="store_true", help="continue the run of --out with its settings")
+    parser.add_argument(
+        "--resume", action="store_true", help="continue the run of --out; what is not given stays as it is"
+    )
     parser.add_argument("--init", type=Path, help="exported checkpoint to start from, at the last curriculum stage")
     parser.add_argument("--warmup", type=int, default=500_000, help="tokens of learning rate warm-up")
     parser.add_argument("--decay", type=float, default=0.2, help="last share of the run, over which the rate falls")
@@ -119,12 +122,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--held-out", type=int, default=64, help="conversations of a check")
     for field in dataclasses.fields(Settings):
         flag = "--" + field.name.replace("_", "-")
-        parser.add_argument(flag, type=type(field.default), default=field.default, help="default %(default)s")
+        parser.add_argument(flag, type=type(field.default), default=argparse.SUPPRESS, help=f"{field.default} at first")
     return parser.parse_args()
-
-
-def _settings(args: argparse.Namespace) -> Settings:
-    return Settings(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Settings)})
 
 
 if __name__ == "__main__":

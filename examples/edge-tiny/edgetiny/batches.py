@@ -77,7 +77,7 @@ class Stream:
 
     def next(self, stage: float) -> Batch:
         """The next batch; `stage` (0 to 1) counts where a new pool begins."""
-        while self._taken == len(self._batches):
+        while self._taken >= len(self._batches):
             if self._batches:
                 self._start += self._pool
             self._stage, self._taken = stage, 0

@@ -1,13 +1,13 @@
 """Muon: momentum whose matrix updates are made orthogonal by a Newton-Schulz iteration.
 
-Updates are scaled to the root mean square of AdamW's, so that both take the same learning rate.
+Every update has the same root mean square, whatever the shape, so that the rate is comparable with AdamW's.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from collections.abc import Iterable
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 # The quintic that pushes singular values towards 1 fastest without leaving about [0.7, 1.2] (Jordan et al. 2024).
 _QUINTIC: Final = (3.4445, -4.7750, 2.0315)
 _ROUNDS: Final = 5
-_ADAM_RMS: Final = 0.2
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
@@ -30,22 +29,22 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices. Those of one shape are treated in one batch."""
+    """For matrices; those of one shape are treated in one batch. Entries of an update are about lr · scale."""
 
-    def __init__(self, params: Iterable[Tensor], lr: float, weight_decay: float, momentum: float = 0.95) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
+    def __init__(
+        self, params: Iterable[Tensor], lr: float, weight_decay: float, scale: float, momentum: float = 0.95
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "scale": scale, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
-        if closure is not None:
-            raise ValueError("Muon takes no closure")
+    def step(self) -> None:
         for group in self.param_groups:
             shapes: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
             for param in group["params"]:
                 shapes[param.shape].append(param)
             for shape, params in shapes.items():
                 grads = torch.stack([self._look_ahead(param, group["momentum"]) for param in params])
-                updates = orthogonal(grads) * (_ADAM_RMS * max(shape) ** 0.5 * group["lr"])
+                updates = orthogonal(grads) * (group["scale"] * max(shape) ** 0.5 * group["lr"])
                 for param, update in zip(params, updates, strict=True):
                     param.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update)
 

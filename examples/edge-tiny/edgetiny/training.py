@@ -24,10 +24,11 @@ from edgetiny.schedule import Schedule
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of one run; a checkpoint is resumed with the settings it was made with."""
+    """Of one run. All but the optimizer may change when it is resumed."""
 
     optimizer: str = "muon"  # of the matrices: muon or adamw
     rate: float = 2e-3
+    muon_scale: float = 0.2  # root mean square of the entries of a Muon update, in learning rates; AdamW's is 0.2 to 1
     weight_decay: float = 0.1
     clip: float = 1.0
     micro_batches: int = 2  # per step
@@ -58,7 +59,10 @@ class Trainer:
         if state is not None:
             model.load_state_dict(state["model"])
             for optimizer, kept in zip(self._optimizers, state["optimizers"], strict=True):
+                now = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
                 optimizer.load_state_dict(kept)
+                for group, options in zip(optimizer.param_groups, now, strict=True):
+                    group.update(options)  # the settings win
             self.steps, self.tokens, position = state["steps"], state["tokens"], state["position"]
         self._stream = Stream(sample, size=settings.micro_tokens, longest=settings.longest, state=position)
 
@@ -128,5 +132,6 @@ def _optimizers(model: EdgeTiny, settings: Settings) -> list[torch.optim.Optimiz
     ]
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, settings.rate, betas=(0.9, 0.95))]
     if turned:
-        found.append(Muon([named[name] for name in named if name in turned], settings.rate, settings.weight_decay))
+        params = [named[name] for name in named if name in turned]
+        found.append(Muon(params, settings.rate, settings.weight_decay, settings.muon_scale))
     return found
