@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Final
+from concurrent.futures import Executor
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -29,29 +30,33 @@ def orthogonal(matrices: Tensor) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """For matrices; those of one shape are treated in one batch. Entries of an update are about lr · scale."""
+    """For matrices. Entries of an update are about lr · scale. Matrices of one shape are one job of `pool`."""
 
     def __init__(
-        self, params: Iterable[Tensor], lr: float, weight_decay: float, scale: float, momentum: float = 0.95
+        self, params: Iterable[Tensor], lr: float, weight_decay: float, scale: float, *, pool: Executor
     ) -> None:
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "scale": scale, "momentum": momentum})
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "scale": scale, "momentum": 0.95})
+        self._pool = pool
+
+    def step(self) -> None:
+        shapes: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
+        (group,) = self.param_groups
+        for param in group["params"]:
+            shapes[param.shape].append(param)
+            if "momentum" not in self.state[param]:
+                self.state[param]["momentum"] = torch.zeros_like(param)
+        jobs = sorted(shapes.values(), key=lambda params: -len(params) * params[0].numel())  # the longest first
+        for _ in self._pool.map(lambda params: self._update(params, group), jobs):
+            pass
 
     @torch.no_grad()
-    def step(self) -> None:
-        for group in self.param_groups:
-            shapes: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
-            for param in group["params"]:
-                shapes[param.shape].append(param)
-            for shape, params in shapes.items():
-                grads = torch.stack([self._look_ahead(param, group["momentum"]) for param in params])
-                updates = orthogonal(grads) * (group["scale"] * max(shape) ** 0.5 * group["lr"])
-                for param, update in zip(params, updates, strict=True):
-                    param.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update)
-
-    def _look_ahead(self, param: Tensor, momentum: float) -> Tensor:
-        state = self.state[param]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(param)
-        assert param.grad is not None
-        mean: Tensor = state["momentum"].lerp_(param.grad, 1 - momentum)
-        return param.grad.lerp(mean, momentum)
+    def _update(self, params: list[Tensor], group: dict[str, Any]) -> None:
+        """One step for matrices of one shape."""
+        ahead = []
+        for param in params:
+            assert param.grad is not None
+            mean = self.state[param]["momentum"].lerp_(param.grad, 1 - group["momentum"])
+            ahead.append(param.grad.lerp(mean, group["momentum"]))
+        size = group["scale"] * max(params[0].shape) ** 0.5 * group["lr"]
+        for param, update in zip(params, orthogonal(torch.stack(ahead)), strict=True):
+            param.mul_(1 - group["lr"] * group["weight_decay"]).sub_(update, alpha=size)

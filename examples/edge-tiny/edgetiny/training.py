@@ -53,8 +53,8 @@ class Trainer:
     ) -> None:
         self.model, self.schedule, self.settings = model, schedule, settings
         self.steps, self.tokens = 0, 0
-        self._optimizers = _optimizers(model, settings)
         self._pool = ThreadPoolExecutor(threads)
+        self._optimizers = _optimizers(model, settings, self._pool)
         position = None
         if state is not None:
             model.load_state_dict(state["model"])
@@ -119,7 +119,7 @@ class Trainer:
         return grads, [float(part.detach()) for part in (base, *drafts)]
 
 
-def _optimizers(model: EdgeTiny, settings: Settings) -> list[torch.optim.Optimizer]:
+def _optimizers(model: EdgeTiny, settings: Settings, pool: ThreadPoolExecutor) -> list[torch.optim.Optimizer]:
     """Weight decay on matrices only. Muon leaves the embedding and very thin matrices to AdamW."""
     named = dict(model.named_parameters())
     matrices = {name for name, param in named.items() if param.ndim == 2}
@@ -133,5 +133,5 @@ def _optimizers(model: EdgeTiny, settings: Settings) -> list[torch.optim.Optimiz
     found: list[torch.optim.Optimizer] = [torch.optim.AdamW(groups, settings.rate, betas=(0.9, 0.95))]
     if turned:
         params = [named[name] for name in named if name in turned]
-        found.append(Muon(params, settings.rate, settings.weight_decay, settings.muon_scale))
+        found.append(Muon(params, settings.rate, settings.weight_decay, settings.muon_scale, pool=pool))
     return found
