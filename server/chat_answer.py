@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from edgellm.runtime.types import Output
+from edgellm.runtime.types import Output, turn_ended
 from edgellm.server.logprobs import chat_entries
 from edgellm.server.usage import usage_object
 from edgellm.text.deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
@@ -93,7 +93,7 @@ class ChatAnswer:
             self._entries += chat_entries(self._tokenizer, output.logprobs)
         parsed = self._parser.feed(output.text) if output.text else []
         if output.finish_reason is not None:
-            parsed = parsed + self._parser.finish(output.finish_reason)
+            parsed = parsed + self._parser.finish(turn_ended(output.finish_reason, output.stop_reason))
         deltas = []
         for item in parsed:
             if (delta := self._take(item)) is not None:
@@ -121,8 +121,9 @@ class ChatAnswer:
                 return None
 
     def _finish_reason(self, output: Output) -> str:
-        """ "tool_calls" when the model ended its turn with calls, else the engine's reason ("stop" or "length")."""
-        if (self._calls and output.finish_reason != "length") or self.complete:
+        """ "tool_calls" when the answer has calls and all are whole, else the engine's reason ("stop" or "length")."""
+        whole = bool(self._calls) and self._ended_calls == len(self._calls)
+        if (whole and output.finish_reason != "length") or self.complete:
             return "tool_calls"
         return "length" if output.finish_reason == "length" else "stop"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgellm.errors import ExecutionError
-from edgellm.runtime.types import FinishReason, Output, Timing, TokenLogprob, Usage
+from edgellm.runtime.types import FinishReason, Output, Timing, TokenLogprob, Usage, turn_ended
 from edgellm.text.parser import ContentDelta, OutputParser, ReasoningDelta, ToolCallArguments, ToolCallStart
 
 
@@ -86,7 +86,8 @@ def parse_chat(result: Result, tools: Sequence[Mapping[str, Any]] | None, *, thi
     reasoning: list[str] = []
     names: dict[int, tuple[str, str]] = {}
     arguments: dict[int, list[str]] = {}
-    for delta in [*parser.feed(result.text), *parser.finish(result.finish_reason)]:
+    ended = turn_ended(result.finish_reason, result.stop_reason)
+    for delta in [*parser.feed(result.text), *parser.finish(ended)]:
         if isinstance(delta, ContentDelta):
             content.append(delta.text)
         elif isinstance(delta, ReasoningDelta):

@@ -82,3 +82,8 @@ class Output:
     error: str | None = None
     usage: Usage | None = None  # with finish_reason
     timing: Timing | None = None  # with finish_reason
+
+
+def turn_ended(finish_reason: FinishReason | None, stop_reason: str | int | None) -> bool:
+    """Whether the model itself ended its turn, with an end or stop token; a stop string cuts it, as a limit does."""
+    return finish_reason == "stop" and not isinstance(stop_reason, str)

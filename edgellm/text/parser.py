@@ -104,16 +104,15 @@ class OutputParser:
             self._take(lexeme)
         return self._flush()
 
-    def finish(self, finish_reason: str) -> list[ParsedDelta]:
+    def finish(self, ended: bool) -> list[ParsedDelta]:
         """The end of the answer.
 
         Args:
-            finish_reason: ``"stop"`` when the model ended its turn: an open call is then closed to valid JSON. After
-                any other reason an open call stays as it is and gets no `ToolCallEnd`.
+            ended: whether the model ended its turn: an open call is then closed to valid JSON. When it was cut (length,
+                deadline, stop string, …) an open call stays as it is and gets no `ToolCallEnd`.
         """
         for lexeme in self._lexer.finish():
             self._take(lexeme)
-        ended = finish_reason == "stop"
         if self._draft is not None:
             if ended and self._draft.complete:
                 self._accept_draft()

@@ -205,6 +205,21 @@ def test_stop_strings_and_limits(running: Any) -> None:
     assert limited["usage"]["completion_tokens"] == 2
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_call_that_was_cut_does_not_count_as_made(running: Any, stream: bool) -> None:
+    running.script.reply = f"{call('echo one')}\n{call('rm -rf build/')}"
+
+    def answer(**body: Any) -> dict[str, Any]:
+        response = running.post(stream=stream, tools=[BASH], **body)
+        return merged(events(response)) if stream else whole(response.json())
+
+    cut = answer(stop=["build"])
+    assert cut["finish_reason"] == "stop"
+    with pytest.raises(ValueError, match="Unterminated"):
+        json.loads(cut["tool_calls"][1]["function"]["arguments"])
+    assert answer()["finish_reason"] == "tool_calls"
+
+
 def test_logprobs_cover_every_generated_token(running: Any, tree: Any) -> None:
     running.script.reply = tree.script.reply = f"Why.\n</think>\n\nOk é😀 {call('ls')}"
     body = {"logprobs": True, "top_logprobs": 2, "enable_thinking": True, "tools": [BASH]}

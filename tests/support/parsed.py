@@ -77,7 +77,7 @@ def parse(
         size = sizes[min(turn, len(sizes) - 1)] if sizes else len(text)
         answer.add(parser.feed(text[position : position + size]))
         position, turn = position + size, turn + 1
-    answer.add(parser.finish(finish))
+    answer.add(parser.finish(finish == "stop"))
     return answer
 
 

@@ -124,7 +124,7 @@ def test_text_flows_at_once() -> None:
 def test_without_tools_their_syntax_is_text() -> None:
     text = call("bash", command="x")
     parser = OutputParser(BASH, thinking_open=False, parse_tools=False)
-    assert parser.feed(text) + parser.finish("stop") == [ContentDelta(text)]
+    assert parser.feed(text) + parser.finish(True) == [ContentDelta(text)]
 
 
 def test_work_is_linear_in_drafts_and_held_text() -> None:
