@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PORT   ?= 8080
-MODEL  ?= .cache/tiny
+MODEL  ?= edge-tiny
+BUNDLE := .cache/$(notdir $(MODEL)).bundle
 .DEFAULT_GOAL := help
 
 .PHONY: help serve test types parity bench clean
@@ -17,12 +18,12 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-$(MODEL).bundle/manifest.json: $(VENV)/.installed
-	$(BIN)/edgellm make-checkpoint $(MODEL).checkpoint --preset tiny
-	$(BIN)/edgellm build $(MODEL).checkpoint --out $(MODEL).bundle --force
+$(BUNDLE)/manifest.json: $(VENV)/.installed $(wildcard edgellm/models/$(MODEL)/*)
+	mkdir -p $(dir $(BUNDLE))
+	$(BIN)/edgellm build $(MODEL) --out $(BUNDLE) --force
 
-serve: $(MODEL).bundle/manifest.json  ## install, build the embedded bundle, serve it
-	$(BIN)/edgellm serve $(MODEL).bundle --port $(PORT)
+serve: $(BUNDLE)/manifest.json  ## install, build the embedded bundle, serve it
+	$(BIN)/edgellm serve $(BUNDLE) --port $(PORT)
 
 test: $(VENV)/.installed  ## lint, types and all tests that need no torch
 	$(BIN)/ruff check .

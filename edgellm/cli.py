@@ -90,7 +90,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to bind.")] = 8080,
     model: Annotated[
-        str | None, typer.Option(help="Name that /v1/models reports [default: the bundle's folder].")
+        str | None, typer.Option(help="Name that /v1/models reports [default: the folder's, less .bundle].")
     ] = None,
     api_key: Annotated[str | None, typer.Option(envvar="EDGELLM_API_KEY", help="Require this bearer token.")] = None,
     thinking: Annotated[bool, typer.Option(help="Thinking on unless a request says otherwise.")] = False,
@@ -112,7 +112,7 @@ def serve(
     from edgellm.server.settings import ServerSettings
 
     settings = ServerSettings(
-        model=model or bundle.resolve().name, host=host, port=port, api_key=api_key, enable_thinking=thinking
+        model=model or bundle.resolve().name.removesuffix(".bundle"), host=host, port=port, api_key=api_key, enable_thinking=thinking
     )
     with LLM(
         bundle,

@@ -86,7 +86,7 @@ class SchemaMaker:
         rng = self.rng
         if self.lex.split == "train" and not (thing or verb or low > 1 or roles) and rng.random() < 0.22:
             return everyday(rng)
-        verb = verb or (rng.choice(self.lex.verbs) if rng.random() < 0.93 else self.lex.invented(rng))
+        verb = verb or self.lex.verb(rng)
         thing = thing or self.lex.thing(rng)
         style: Style = rng.choices(("snake", "camel", "dotted"), (0.72, 0.16, 0.12))[0]
         high = max(low, 1 + round(self.stage * 4))
@@ -177,7 +177,7 @@ class SchemaMaker:
             verb = self.rng.choice(("include", "include", "allow", "show", "use", "enable"))
             schema = {"type": "boolean", "description": f"Whether to {verb} {many}"}
             return Field(f"{verb} {many}", role, verb, schema, noun=many)
-        adjective = self.rng.choice(self.lex.adjectives)
+        adjective = self.lex.adjective(self.rng)
         return Field(f"is {adjective}", role, "be", {"type": "boolean", "description": f"Whether it is {adjective}"},
                      noun=adjective)  # fmt: skip
 
@@ -185,9 +185,7 @@ class SchemaMaker:
         base = self.rng.choice(tuple(lists.CHOICES))
         pool = lists.CHOICES[base].split()
         if self.lex.split != "train" or self.rng.random() < 0.35:
-            pool = [
-                self.rng.choice((self.rng.choice(self.lex.adjectives), self.lex.invented(self.rng))) for _ in "1234"
-            ]
+            pool = [self.rng.choice((self.lex.adjective(self.rng), self.lex.invented(self.rng))) for _ in "1234"]
         members = tuple(dict.fromkeys(self.rng.sample(pool, min(len(pool), self.rng.randint(2, 4)))))
         name, label = self._of(base)
         made = self._plain(role, "string", label, name, members=members)

@@ -53,12 +53,12 @@ def number(rng: Random) -> float | int:
 def phrase(lex: Lexicon, rng: Random) -> str:
     """Free text of one to five words."""
     return rng.choice(_PHRASES).format(
-        a=rng.choice(lex.adjectives),
-        a2=rng.choice(lex.adjectives),
+        a=lex.adjective(rng),
+        a2=lex.adjective(rng),
         n=lex.noun(rng),
         n2=lex.noun(rng),
         ns=plural(lex.noun(rng)),
-        v=rng.choice(lex.verbs),
+        v=lex.verb(rng),
         p=rng.choice(lex.first_names),
         c=lex.city(rng),
     )
@@ -66,13 +66,13 @@ def phrase(lex: Lexicon, rng: Random) -> str:
 
 def file_name(lex: Lexicon, rng: Random) -> str:
     """A file's name with its suffix."""
-    words = [lex.word(rng) if rng.random() < 0.4 else rng.choice(lex.code_words) for _ in range(rng.choice((1, 1, 2)))]
+    words = [lex.word(rng) if rng.random() < 0.4 else lex.code_word(rng) for _ in range(rng.choice((1, 1, 2)))]
     return f"{rng.choice('_-_').join(words).replace(' ', '_')}.{rng.choice(lists.FILE_SUFFIXES)}"
 
 
 def path(lex: Lexicon, rng: Random) -> str:
     """A path of a file, relative or absolute."""
-    folders = [rng.choice(lists.FOLDERS)] + [rng.choice(lex.code_words) for _ in range(rng.choice((0, 0, 1, 2)))]
+    folders = [rng.choice(lists.FOLDERS)] + [lex.code_word(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
     return rng.choice(("", "", "/", "./")) + "/".join([*folders, file_name(lex, rng)])
 
 
