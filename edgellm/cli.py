@@ -112,7 +112,11 @@ def serve(
     from edgellm.server.settings import ServerSettings
 
     settings = ServerSettings(
-        model=model or bundle.resolve().name.removesuffix(".bundle"), host=host, port=port, api_key=api_key, enable_thinking=thinking
+        model=model or bundle.resolve().name.removesuffix(".bundle"),
+        host=host,
+        port=port,
+        api_key=api_key,
+        enable_thinking=thinking,
     )
     with LLM(
         bundle,

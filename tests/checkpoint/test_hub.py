@@ -13,6 +13,7 @@ from huggingface_hub import errors
 
 from edgellm.checkpoint.hub import ALLOWED_FILES, resolve
 from edgellm.errors import CheckpointError, ConfigError, EdgeLLMError
+from edgellm.models import shipped
 
 
 @pytest.fixture
@@ -31,6 +32,17 @@ def test_a_folder_is_itself(calls: list[Any], tmp_path: Path) -> None:
     assert resolve(tmp_path) == resolve(str(tmp_path)) == tmp_path
     with pytest.raises(ConfigError, match="revision 'main' has no meaning"):
         resolve(tmp_path, revision="main")
+    assert calls == []
+
+
+def test_a_shipped_name_is_its_folder(calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "edge-tiny").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert resolve("edge-tiny") == shipped("edge-tiny")
+    assert resolve("./edge-tiny") == Path("edge-tiny")  # a folder of that name
+    with pytest.raises(ConfigError, match="revision 'v1' has no meaning"):
+        resolve("edge-tiny", revision="v1")
+    assert shipped("..") is None
     assert calls == []
 
 
