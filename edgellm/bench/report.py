@@ -73,7 +73,6 @@ def _measure(path: Path, depth: int, rounds: int, threads: int | None, report: R
         "memory_bandwidth_gb_s": round(shallow.bandwidth_gb_s, 2),
         **_figures("", shallow, weight_bytes),
         **_figures(f"depth_{depth}_", deep, weight_bytes),
-        "tree_over_chain": _ratio(shallow.tree_s, shallow.chain_s),
         "restore_tokens": depth,
         "restore_ms": round(restore * 1e3, 2),
         "host_overhead_ms_per_step": round(host_overhead_ms_per_step(), 3),

@@ -27,6 +27,7 @@ from edgellm.errors import ConfigError
 
 DTypeName = Literal["bf16", "f16", "f32"]
 _DTYPES: Final[Mapping[str, np.dtype[Any]]] = {"bf16": DTYPES["BF16"], "f16": DTYPES["F16"], "f32": DTYPES["F32"]}
+_SAMPLING: Final = {"temperature": 1.0, "top_k": 20, "top_p": 0.95}
 _CONFIG_DTYPES: Final = {"bf16": "bfloat16", "f16": "float16", "f32": "float32"}
 
 
@@ -76,7 +77,7 @@ def make_checkpoint(
     scratch.mkdir()
     try:
         _write_tokenizer(scratch, chosen, spec, None if tokenizer_dir is None else Path(tokenizer_dir))
-        _write_configs(scratch, spec, layout or chosen.layout, dtype)
+        write_configs(scratch, spec, layout or chosen.layout, dtype, _SAMPLING)
         _write_weights(scratch, spec, layout or chosen.layout, dtype, shards, _weights(scratch, spec, seed, chosen))
         if out.exists():
             out.rmdir()
@@ -103,8 +104,12 @@ def _write_tokenizer(folder: Path, preset: Preset, spec: ModelSpec, source: Path
     if highest >= spec.vocab:
         raise ConfigError(f"the tokenizer has a token of id {highest}, the model's vocabulary is {spec.vocab}")
     if not (folder / "chat_template.jinja").exists():
-        template = resources.files("edgellm.checkpoint").joinpath("chat_template.jinja").read_text(encoding="utf-8")
-        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        (folder / "chat_template.jinja").write_text(family_template(), encoding="utf-8")
+
+
+def family_template() -> str:
+    """Source of the chat template that checkpoints made here carry: the family's format."""
+    return resources.files("edgellm.checkpoint").joinpath("chat_template.jinja").read_text(encoding="utf-8")
 
 
 def _added_tokens(folder: Path) -> dict[str, int]:
@@ -116,7 +121,13 @@ def _weights(folder: Path, spec: ModelSpec, seed: int, preset: Preset) -> Random
     return RandomWeights(spec, seed, follow=preset.follow, ordinary=ordinary)
 
 
-def _write_configs(folder: Path, spec: ModelSpec, layout: Layout, dtype: DTypeName) -> None:
+def write_configs(
+    folder: Path, spec: ModelSpec, layout: Layout, dtype: DTypeName, sampling: Mapping[str, float]
+) -> None:
+    """Write config.json and generation_config.json beside the tokenizer files in `folder`.
+
+    `sampling`: what generation_config.json recommends; empty: greedy.
+    """
     ids = _added_tokens(folder)
     end_of_text, end_of_turn = ids.get(END_OF_TEXT), ids.get(END_OF_TURN)
     text = spec.to_dict()
@@ -136,7 +147,7 @@ def _write_configs(folder: Path, spec: ModelSpec, layout: Layout, dtype: DTypeNa
             "tie_word_embeddings": spec.tied_embeddings,
         }
     stops = [token for token in (end_of_turn, end_of_text) if token is not None]
-    generation = {"do_sample": True, "eos_token_id": stops, "temperature": 1.0, "top_k": 20, "top_p": 0.95}
+    generation = {"do_sample": bool(sampling), "eos_token_id": stops, **sampling}
     for name, value in (("config.json", config), ("generation_config.json", generation)):
         (folder / name).write_text(json.dumps(value, indent=1) + "\n")
 

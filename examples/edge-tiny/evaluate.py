@@ -20,12 +20,13 @@ from edgellm.checkpoint.hub import resolve
 from edgellm.decode.params import SpeculationParams
 from edgellm.engine.builder import build_bundle
 from edgellm.engine.recipe import load_recipe
+from edgellm.models import DEFAULT
 from edgellm.runtime.llm import LLM
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("checkpoint", nargs="?", default="edge-tiny", help="folder; default: the one that ships")
+    parser.add_argument("checkpoint", nargs="?", default=DEFAULT, help="folder; default: the one that ships")
     parser.add_argument("--limit", type=int, default=400, help="conversations")
     parser.add_argument("--seed", type=int, default=77)
     parser.add_argument("--recipe", default="cpu-f32")

@@ -17,6 +17,7 @@ from torch import Tensor
 from edgellm.text.tokenizer import Tokenizer
 from edgetiny.batches import Batch, Tokens
 from edgetiny.conversations import conversation
+from edgetiny.loss import draft_mask
 from edgetiny.model import EdgeTiny
 from edgetiny.rendering import render
 from edgetiny.tokenizer import chat_template
@@ -49,10 +50,7 @@ class HeldOut:
             for row, (_, kind) in enumerate(part):
                 turns[kind] += _whole(right[row].tolist(), batch.mask[row, 1:].tolist())
             for step, hit in enumerate(hits, 1):
-                wanted = batch.mask[:, 2:].clone()
-                wanted[:, : step - 1] = False
-                wanted[:, step - 1 :] &= batch.mask[:, 1 : batch.mask.shape[1] - step]
-                drafts[step] += hit[wanted].tolist()
+                drafts[step] += hit[draft_mask(batch.mask, step)].tolist()
         whole = [turn for found in turns.values() for turn in found]
         return {
             "tokens_right": _share(tokens),

@@ -43,21 +43,29 @@ def head_loss(rows: Tensor, head: Tensor, targets: Tensor, compute: torch.dtype)
     return cast(Tensor, _HeadLoss.apply(rows, head, targets, compute))
 
 
+def draft_mask(mask: Tensor, step: int) -> Tensor:
+    """Where draft step `step` (from 1) counts, [B, T-2] of a loss mask [B, T]: row p is about token p+2.
+
+    These are the masked tokens whose draft has a masked root, `step` tokens before: all that a draft can meet.
+    """
+    wanted = mask[:, 2:].clone()
+    wanted[:, : step - 1] = False
+    wanted[:, step - 1 :] &= mask[:, 1 : mask.shape[1] - step]
+    return wanted
+
+
 def losses(
     outputs: tuple[Tensor, list[Tensor]], ids: Tensor, mask: Tensor, head: Tensor, compute: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """Summed loss of the decoder over the tokens of `mask` [B, T], and that of each draft step.
 
-    Draft step s is scored on masked tokens whose draft has a masked root, s tokens before: all that a draft can meet.
     The sums of the steps are over fewer tokens than that of the decoder, by a few per sequence.
     """
     hidden, drafts = outputs
     wanted = mask[:, 1:]
     base = head_loss(hidden[:, :-1][wanted], head, ids[:, 1:][wanted], compute)
     steps = []
-    for step, rows in enumerate(drafts, 1):  # row p predicts token p+2
-        wanted = mask[:, 2:].clone()
-        wanted[:, : step - 1] = False
-        wanted[:, step - 1 :] &= mask[:, 1 : mask.shape[1] - step]
+    for step, rows in enumerate(drafts, 1):
+        wanted = draft_mask(mask, step)
         steps.append(head_loss(rows[:, :-1][wanted], head, ids[:, 2:][wanted], compute))
     return base, steps

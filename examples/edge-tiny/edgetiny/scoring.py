@@ -48,9 +48,8 @@ class Score:
 def evaluate(llm: LLM, seed: int, index: int, kind: str) -> Score:
     """Let the model write the last assistant turn of a held-out conversation of the last stage."""
     conv = conversation(seed, index, "held_out", 1.0, kind)
-    messages = [{**message, "content": message["content"] or ""} for message in conv["messages"][:-1]]
     sampling = SamplingParams(temperature=0.0, max_tokens=512)
-    answer = llm.chat(messages, sampling, tools=conv["tools"], enable_thinking=False)
+    answer = llm.chat(conv["messages"][:-1], sampling, tools=conv["tools"], enable_thinking=False)
     calls = _calls(answer)
     expected = [(call["name"], call["arguments"]) for call in conv["expected"]]
     usage = answer.result.usage

@@ -11,7 +11,6 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, p
 from tokenizers.models import BPE
 
 from edgellm.checkpoint.small_tokenizer import SPECIAL_TOKENS, byte_alphabet, write_tokenizer_config
+from edgellm.checkpoint.synth import family_template
 from edgellm.text.template import ChatTemplate
 
 VOCAB: Final = 4096
@@ -64,14 +64,9 @@ _CLASSES: Final = (
 )
 
 
-def template_source() -> str:
-    """The family's chat template as edgellm writes it into its own checkpoints."""
-    return resources.files("edgellm.checkpoint").joinpath("chat_template.jinja").read_text(encoding="utf-8")
-
-
 def chat_template() -> ChatTemplate:
     """The template, compiled."""
-    return ChatTemplate(template_source(), "edge-tiny: chat template")
+    return ChatTemplate(family_template(), "edge-tiny: chat template")
 
 
 def literals() -> tuple[str, ...]:
@@ -119,7 +114,7 @@ def save(tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     write_tokenizer_config(folder)
-    (folder / "chat_template.jinja").write_text(template_source(), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(family_template(), encoding="utf-8")
 
 
 def _splitter(pieces: Iterable[str]) -> Any:
