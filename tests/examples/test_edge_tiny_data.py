@@ -114,9 +114,11 @@ def test_rendered_as_served_and_parsed_back(kind: str, folder: Path, tokenizer: 
         messages, tools, thinking = conv["messages"], conv["tools"], conv["thinking"]
         ids, mask = render(conv, tokenizer, TEMPLATE)
         prompt = render_prompt(conv, tokenizer, TEMPLATE)
-        whole = renderer.render(messages, tools, add_generation_prompt=False)
+        keep = conv["preserve_thinking"]
+        whole = renderer.render(messages, tools, add_generation_prompt=False, preserve_thinking=keep)
         assert ids == list(whole.token_ids)
-        assert prompt == list(renderer.render(messages[:-1], tools, enable_thinking=thinking).token_ids)
+        asked = renderer.render(messages[:-1], tools, enable_thinking=thinking, preserve_thinking=keep)
+        assert prompt == list(asked.token_ids)
         assert ids[: len(prompt)] == prompt
         assert not mask[len(prompt) - 1]
         written = tokenizer.decode(i for i, learned in zip(ids, mask, strict=True) if learned)

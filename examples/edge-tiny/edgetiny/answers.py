@@ -52,19 +52,14 @@ def multi_turn(maker: SchemaMaker) -> dict[str, Any]:
     function = maker.function()
     tools = {f.name: f for f in (function, *distractors(maker, function, rng.randint(0, 1 + round(maker.stage))))}
     follow_up = rng.random()
-    keys = rng.sample(_RESULT_KEYS, rng.randint(1, 3))
-    if follow_up < 0.2:
-        keys = list(dict.fromkeys(["id", *keys]))
-    result: dict[str, Any] = {key: _result(maker, key, rng) for key in keys}
-    if follow_up > 0.9:
-        result = {"error": f"{function.thing} not found"}
+    result = {"error": f"{function.thing} not found"} if follow_up > 0.9 else results(maker, with_id=follow_up < 0.2)
     said = values_for(function, maker)
     messages = [
         user(request(function, said, rng)),
         assistant(calls=[call_of(function, said)]),
         tool(json.dumps(result)),
     ]
-    messages.append(assistant(_told(function, result, rng)))
+    messages.append(assistant(told(function, result, rng)))
     if follow_up < 0.2:
         other = _taking_id(maker, function)
         tools[other.name] = other
@@ -88,12 +83,19 @@ def _taking_id(maker: SchemaMaker, function: Function) -> Function:
     return Function(joined(f"{verb} {thing}", style), verb, thing, (field,), f"{verb.capitalize()} {a(thing)}")
 
 
-def _told(function: Function, result: dict[str, Any], rng: Random) -> str:
+def told(function: Function, result: dict[str, Any], rng: Random) -> str:
+    """The answer that tells a result."""
     if "error" in result:
         return f"That did not work: {result['error']}."
     facts = [f"the {key} is {value}" for key, value in result.items()]
     text = facts[0] if len(facts) == 1 else f"{', '.join(facts[:-1])} and {facts[-1]}"
     return rng.choice((f"Done: {text}.", f"Here is the {function.thing}: {text}.", text[0].upper() + text[1:] + "."))
+
+
+def results(maker: SchemaMaker, *, with_id: bool = False) -> dict[str, Any]:
+    """What a function may give back: one to three facts, and an id if it has to have one."""
+    keys = maker.rng.sample(_RESULT_KEYS, maker.rng.randint(1, 3))
+    return {key: _result(maker, key, maker.rng) for key in dict.fromkeys(["id", *keys] if with_id else keys)}
 
 
 def _result(maker: SchemaMaker, key: str, rng: Random) -> Any:

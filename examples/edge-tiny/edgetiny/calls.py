@@ -11,7 +11,7 @@ from typing import Any, Final
 from edgetiny.functions import Function
 from edgetiny.phrases import ASKING, Said, ask, request
 from edgetiny.schemas import SchemaMaker, make_value
-from edgetiny.turns import Call, assistant, made, user
+from edgetiny.turns import Call, Message, assistant, made, user
 from edgetiny.values import Value
 
 _TYPED: Final = ("count", "measure", "measure", "flag", "flag", "choice", "strings", "integers", "object", "phrase",
@@ -63,15 +63,17 @@ def parallel(maker: SchemaMaker) -> dict[str, Any]:
     others = distractors(maker, function, rng.randint(0, 1 + round(maker.stage)))
     count = 3 if rng.random() < 0.25 * maker.stage else 2
     functions = [function, *([function] * count if rng.random() < 0.5 or not others else others)][:count]
+    thought = f"The user wants {len(functions)} calls: {', '.join(f.name for f in functions)}."
+    return made(several(maker, functions), _shuffled(maker, {f.name: f for f in (*functions, *others)}), thought)
+
+
+def several(maker: SchemaMaker, functions: list[Function]) -> list[Message]:
+    """A request for each of `functions` in one message, and the calls in one turn."""
     said = [values_for(f, maker) for f in functions]
-    text = request(functions[0], said[0], rng)
+    text = request(functions[0], said[0], maker.rng)
     for f, values in zip(functions[1:], said[1:], strict=True):
-        text = _linked(text, request(f, values, rng), maker)
-    calls = [call_of(f, values) for f, values in zip(functions, said, strict=True)]
-    thought = f"The user wants {len(calls)} calls: {', '.join(name for name, _ in calls)}."
-    return made(
-        [user(text), assistant(calls=calls)], _shuffled(maker, {f.name: f for f in (*functions, *others)}), thought
-    )
+        text = _linked(text, request(f, values, maker.rng), maker)
+    return [user(text), assistant(calls=[call_of(f, values) for f, values in zip(functions, said, strict=True)])]
 
 
 def irrelevant(maker: SchemaMaker) -> dict[str, Any]:
@@ -87,16 +89,26 @@ def irrelevant(maker: SchemaMaker) -> dict[str, Any]:
         reply = rng.choice(("What is the {l}?", "Please tell me the {l}.", "Which {l} should I use?"))
         tools = _shuffled(maker, {f.name: f for f in (function, *others[:1])})
         return made([user(text), assistant(reply.format(l=missing.label))], tools, f"The {missing.label} is missing.")
-    wish = ask(function.verb, function.thing)
     tools = _shuffled(maker, {f.name: f for f in others})
-    text = request(function, said, rng)
+    return made(refused(maker, function), tools, "I look for a function that fits: there is none.")
+
+
+def refused(maker: SchemaMaker, function: Function) -> list[Message]:
+    """A request for `function`, which is not there, and the reply."""
+    rng = maker.rng
+    text = request(function, values_for(function, maker), rng)
     if function.requests:
         reply = "Sorry, none of the functions can do that."
     elif function.verb in text.lower():
-        reply = rng.choice(_REFUSALS).format(w=wish)
+        reply = rng.choice(_REFUSALS).format(w=ask(function.verb, function.thing))
     else:
         reply = f"Sorry, I cannot help with the {function.thing}: none of the functions can do that."
-    return made([user(text), assistant(reply)], tools, "I look for a function that fits: there is none.")
+    return [user(text), assistant(reply)]
+
+
+def alike(one: Function, other: Function) -> bool:
+    """Whether a request for one could mean the other."""
+    return one.thing == other.thing and (one.verb == other.verb or {one.verb, other.verb} <= ASKING)
 
 
 def distractors(maker: SchemaMaker, function: Function, count: int) -> list[Function]:
@@ -108,17 +120,14 @@ def distractors(maker: SchemaMaker, function: Function, count: int) -> list[Func
         verb = function.verb if chance < 0.15 else ""
         thing = function.thing if 0.15 <= chance < 0.35 else ""
         other = maker.function(verb=verb, thing=thing)
-        alike = other.verb == function.verb or {other.verb, function.verb} <= ASKING
-        if other.thing != function.thing or not alike:
+        if not alike(other, function):
             found.setdefault(other.name, other)
     return list(found.values())[1:]
 
 
 def _one(maker: SchemaMaker, others: list[Function], function: Function) -> dict[str, Any]:
-    said = values_for(function, maker)
     tools = _shuffled(maker, {f.name: f for f in (function, *others)})
-    messages = [user(request(function, said, maker.rng)), assistant(calls=[call_of(function, said)])]
-    return made(messages, tools, f"The function {function.name} fits.")
+    return made(several(maker, [function]), tools, f"The function {function.name} fits.")
 
 
 def _same_but_one(maker: SchemaMaker) -> dict[str, Any]:

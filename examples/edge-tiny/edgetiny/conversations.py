@@ -10,21 +10,22 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from edgetiny import answers, calls, shell
+from edgetiny import answers, calls, sessions, shell
 from edgetiny.schemas import SchemaMaker
 from edgetiny.words import Split, lexicon
 
 # Share of each kind at stage 0 and at stage 1.
 MIXTURE: Final = {
-    "single": (0.42, 0.17),
-    "parallel": (0.0, 0.13),
-    "multiple": (0.06, 0.18),
-    "irrelevant": (0.04, 0.12),
-    "typed": (0.0, 0.12),
-    "multi_turn": (0.0, 0.1),
-    "shell": (0.0, 0.09),
-    "chat": (0.03, 0.04),
-    "copy": (0.45, 0.05),
+    "single": (0.42, 0.08),
+    "parallel": (0.0, 0.09),
+    "multiple": (0.06, 0.08),
+    "irrelevant": (0.04, 0.06),
+    "typed": (0.0, 0.07),
+    "multi_turn": (0.0, 0.06),
+    "shell": (0.0, 0.06),
+    "chat": (0.03, 0.02),
+    "copy": (0.45, 0.03),
+    "session": (0.0, 0.45),
 }
 KINDS: Final = tuple(MIXTURE)
 _SYSTEMS: Final = (
@@ -45,6 +46,7 @@ _MAKERS: Final[dict[str, Callable[[SchemaMaker], dict[str, Any]]]] = {
     "shell": shell.shell,
     "chat": answers.chat,
     "copy": answers.copy,
+    "session": sessions.session,
 }
 
 
@@ -60,7 +62,8 @@ def conversation(seed: int, index: int, split: Split, stage: float, kind: str | 
 
     Returns:
         ``kind``, ``messages`` (OpenAI form, arguments as objects; the last is the assistant's), ``tools`` (or None),
-        ``expected`` (name and arguments of each call of the last turn) and ``thinking`` (assistant turns may reason).
+        ``expected`` (name and arguments of each call of the last turn), ``thinking`` (assistant turns may reason) and
+        ``preserve_thinking`` (the template keeps the think block of every turn, so that each is a turn to learn from).
     """
     rng = Random(f"{seed}/{index}/{split}/{kind}")
     if kind is None:
@@ -69,7 +72,7 @@ def conversation(seed: int, index: int, split: Split, stage: float, kind: str | 
     messages = made["messages"]
     if messages[0]["role"] != "system" and rng.random() < 0.12:
         messages.insert(0, {"role": "system", "content": rng.choice(_SYSTEMS)})
-    thinking = split == "train" and bool(made["thought"]) and rng.random() < 0.12
+    thinking = split == "train" and bool(made["thought"]) and kind != "session" and rng.random() < 0.12
     if thinking:
         messages[-1]["reasoning_content"] = made["thought"]
     return {
@@ -78,4 +81,5 @@ def conversation(seed: int, index: int, split: Split, stage: float, kind: str | 
         "tools": made["tools"],
         "expected": [call["function"] for call in messages[-1].get("tool_calls", ())],
         "thinking": thinking,
+        "preserve_thinking": kind == "session",
     }

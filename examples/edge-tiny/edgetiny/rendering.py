@@ -18,7 +18,12 @@ _ROLE: Final = "assistant\n"
 
 def render(conv: dict[str, Any], tokenizer: Tokenizer, template: ChatTemplate) -> tuple[list[int], list[bool]]:
     """Ids of the whole conversation, and for each whether it carries loss."""
-    text = template.render(messages=_plain(conv["messages"]), tools=conv["tools"], add_generation_prompt=False)
+    text = template.render(
+        messages=_plain(conv["messages"]),
+        tools=conv["tools"],
+        add_generation_prompt=False,
+        preserve_thinking=conv["preserve_thinking"],
+    )
     return _masked(tokenizer.split(text), tokenizer, thinking=conv["thinking"])
 
 
@@ -29,6 +34,7 @@ def render_prompt(conv: dict[str, Any], tokenizer: Tokenizer, template: ChatTemp
         tools=conv["tools"],
         add_generation_prompt=True,
         enable_thinking=conv["thinking"],
+        preserve_thinking=conv["preserve_thinking"],
     )
     return tokenizer.encode(text, allow_special=True)
 
