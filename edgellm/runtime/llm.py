@@ -24,11 +24,13 @@ from edgellm.engine.base import Executor, ExecutorInfo
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.registry import open_executor
 from edgellm.errors import QueueFullError, RequestError
+from edgellm.runtime.constraints import Constraints
 from edgellm.runtime.engine import Engine, Generation
 from edgellm.runtime.results import ChatResult, Collector, Result, parse_chat
 from edgellm.runtime.settings import EngineSettings, Speculation
 from edgellm.runtime.types import CacheParams, Output, Request
 from edgellm.text.chat import ChatRenderer
+from edgellm.text.grammars import Grammar
 from edgellm.text.tokenizer import Tokenizer
 
 DEFAULT_SLOTS = 4
@@ -49,12 +51,18 @@ class EngineOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """What a request may set besides its prompt and its sampling. See `edgellm.runtime.types.Request`."""
+    """What a request may set besides its prompt and its sampling. See `edgellm.runtime.types.Request`.
+
+    `grammar` (see `edgellm.text.grammars`) holds for the answer, not for its reasoning; `max_thinking_tokens` closes a
+    reasoning block in time.
+    """
 
     speculation: SpeculationParams | None = None
     cache: CacheParams = field(default_factory=CacheParams)
     priority: int = 0
     deadline_s: float | None = None
+    grammar: Grammar | None = None
+    max_thinking_tokens: int | None = None
 
 
 class LLM:
@@ -123,6 +131,7 @@ class LLM:
     ) -> None:
         self.tokenizer = tokenizer
         self.renderer = renderer
+        self.constraints = Constraints(tokenizer, vocab_size=executor.info.vocab_size, eos=eos)
         self._numbers = count()
         try:
             budgets = plan_budgets(
@@ -302,7 +311,7 @@ class LLM:
 
     def _text_request(self, prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions | None) -> Request:
         ids = self.tokenizer.encode(prompt, allow_special=True) if isinstance(prompt, str) else prompt
-        return self._finished_request(tuple(ids), None, sampling, options)
+        return self._finished_request(tuple(ids), None, sampling, options, thinking_open=False)
 
     def _chat_request(
         self,
@@ -314,8 +323,11 @@ class LLM:
     ) -> tuple[Request, bool]:
         """(request, whether the answer begins inside a thinking block)."""
         rendered = self.renderer.render(messages, tools=tools, **template_kwargs)
-        request = self._finished_request(rendered.token_ids, rendered.stable_lengths, sampling, options)
-        return request, rendered.thinking_open
+        thinking = rendered.thinking_open
+        request = self._finished_request(
+            rendered.token_ids, rendered.stable_lengths, sampling, options, thinking_open=thinking
+        )
+        return request, thinking
 
     def _finished_request(
         self,
@@ -323,6 +335,8 @@ class LLM:
         stable_lengths: tuple[int, ...] | None,
         sampling: SamplingParams | None,
         options: RequestOptions | None,
+        *,
+        thinking_open: bool,
     ) -> Request:
         chosen = options or RequestOptions()
         return Request(
@@ -334,6 +348,12 @@ class LLM:
             stable_lengths=stable_lengths,
             priority=chosen.priority,
             deadline_s=chosen.deadline_s,
+            constraint=self.constraints.make(
+                chosen.grammar,
+                param="grammar",
+                thinking_open=thinking_open,
+                max_thinking_tokens=chosen.max_thinking_tokens,
+            ),
         )
 
 

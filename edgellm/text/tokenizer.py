@@ -161,6 +161,10 @@ class Tokenizer:
             found = self._bytes[token_id] = b"" if token is None else token_bytes(token)
         return found
 
+    def to_json(self) -> str:
+        """The whole tokenizer as text in the form of ``tokenizer.json``."""
+        return str(self._library.to_str())
+
     def stream(self, skip_special: bool = True, stop: Sequence[str] = ()) -> TextStream:
         """An incremental decoder for one generation.
 

@@ -1,0 +1,84 @@
+"""What an answer may look like, as grammars in llguidance's form: JSON, regular expressions, choices, Lark.
+
+A grammar is a mapping with one of llguidance's keys, ``json_schema`` or ``lark_grammar``; `framed` makes the text that
+is compiled. What must stay true: a schema means what JSON Schema says, except that white space between JSON tokens is
+short (a model that is only allowed white space may go on with it for ever), and a keyword that cannot be obeyed is an
+error of the compiler, never ignored, unless `lenient` says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+Grammar = Mapping[str, Any]
+
+# A model writes a text in the tokens it has learnt; without the option it is held to those llguidance would take.
+HEADER: Final = '%llguidance {"no_forcing": true}\n'
+_SPACE: Final = r"\r?\n[ \t]{0,40}|[ \t]{1,4}"
+
+
+def json_schema(schema: Any, *, lenient: bool = False) -> Any:
+    """`schema` with the settings that every schema of ours is compiled with.
+
+    Args:
+        schema: a JSON schema; anything that is no object allows every JSON value.
+        lenient: ignore keywords that llguidance does not know.
+    """
+    options = {"whitespace_pattern": _SPACE, "lenient": lenient}
+    return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": options}
+
+
+def json_grammar(schema: Any) -> Grammar:
+    """JSON that fits a schema."""
+    return {"json_schema": json_schema(schema) if isinstance(schema, Mapping) else schema}
+
+
+def regex_grammar(pattern: str) -> Grammar:
+    """Text that a regular expression (of Rust's regex syntax) matches as a whole."""
+    return {"lark_grammar": f"{HEADER}start: /{_slashed(pattern)}/"}
+
+
+def choice_grammar(choices: Sequence[str]) -> Grammar:
+    """One of several texts."""
+    return {"lark_grammar": f"{HEADER}start: {' | '.join(quoted(choice) for choice in choices)}"}
+
+
+def lark_grammar(source: str) -> Grammar:
+    """A grammar that a client wrote: Lark, or GBNF, which has ``::=``."""
+    if "::=" in source:
+        from llguidance.gbnf_to_lark import any_to_lark
+
+        source = any_to_lark(source)
+    return {"lark_grammar": source}
+
+
+def framed(grammar: Grammar, *, behind_thinking: bool) -> str:
+    """The text to compile.
+
+    Args:
+        grammar: of the answer.
+        behind_thinking: the answer follows a reasoning block: it may begin with an empty line.
+    """
+    lead = '"\\n\\n"? ' if behind_thinking else ""
+    head = {"name": "answer", "lark_grammar": f"{HEADER}start: {lead}@body"}
+    return json.dumps({"grammars": [head, {"name": "body", **grammar}]}, ensure_ascii=False)
+
+
+def quoted(text: str) -> str:
+    """`text` as a Lark string."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _slashed(pattern: str) -> str:
+    """`pattern` between slashes: a bare one would end it, and so would a line break."""
+    out: list[str] = []
+    escaped = False
+    for char in pattern:
+        if char in "/\n" and not escaped:
+            out.append("\\/" if char == "/" else "\\n")
+        else:
+            out.append("n" if char == "\n" else char)
+        escaped = char == "\\" and not escaped
+    return "".join(out)
