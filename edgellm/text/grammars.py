@@ -1,9 +1,9 @@
 """What an answer may look like, as grammars in llguidance's form: JSON, regular expressions, choices, Lark.
 
-A grammar is a mapping with one of llguidance's keys, ``json_schema`` or ``lark_grammar``; `framed` makes the text that
-is compiled. What must stay true: a schema means what JSON Schema says, except that white space between JSON tokens is
-short (a model that is only allowed white space may go on with it for ever), and a keyword that cannot be obeyed is an
-error of the compiler, never ignored, unless `lenient` says so.
+A grammar is a mapping with one of llguidance's keys, ``json_schema`` or ``lark_grammar``, or with ``either`` and a list
+of grammars; `framed` makes the text that is compiled. What must stay true: a schema means what JSON Schema says, except
+that white space between JSON tokens is short (a model that is only allowed white space may go on with it for ever), and
+a keyword that cannot be obeyed is an error of the compiler, never ignored, unless `lenient` says so.
 """
 
 from __future__ import annotations
@@ -54,6 +54,11 @@ def lark_grammar(source: str) -> Grammar:
     return {"lark_grammar": source}
 
 
+def either(*grammars: Grammar) -> Grammar:
+    """What one of several grammars, themselves no choices, lets through."""
+    return {"either": list(grammars)}
+
+
 def framed(grammar: Grammar, *, behind_thinking: bool) -> str:
     """The text to compile.
 
@@ -62,8 +67,10 @@ def framed(grammar: Grammar, *, behind_thinking: bool) -> str:
         behind_thinking: the answer follows a reasoning block: it may begin with an empty line.
     """
     lead = '"\\n\\n"? ' if behind_thinking else ""
-    head = {"name": "answer", "lark_grammar": f"{HEADER}start: {lead}@body"}
-    return json.dumps({"grammars": [head, {"name": "body", **grammar}]}, ensure_ascii=False)
+    bodies = [{"name": f"body{n}", **body} for n, body in enumerate(grammar.get("either", [grammar]))]
+    start = " | ".join(f"@{body['name']}" for body in bodies)
+    head = {"name": "answer", "lark_grammar": f"{HEADER}start: {lead}({start})"}
+    return json.dumps({"grammars": [head, *bodies]}, ensure_ascii=False)
 
 
 def quoted(text: str) -> str:
