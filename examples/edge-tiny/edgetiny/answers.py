@@ -53,9 +53,9 @@ def multi_turn(maker: SchemaMaker) -> dict[str, Any]:
     tools = {f.name: f for f in (function, *distractors(maker, function, rng.randint(0, 1 + round(maker.stage))))}
     follow_up = rng.random()
     result = {"error": f"{function.thing} not found"} if follow_up > 0.9 else results(maker, with_id=follow_up < 0.2)
-    said = values_for(function, maker)
+    text, said = request(function, values_for(function, maker), rng)
     messages = [
-        user(request(function, said, rng)),
+        user(text),
         assistant(calls=[call_of(function, said)]),
         tool(json.dumps(result)),
     ]
@@ -68,8 +68,8 @@ def multi_turn(maker: SchemaMaker) -> dict[str, Any]:
         messages += [user(text), assistant(calls=[(other.name, {other.fields[0].name: result["id"]})])]
     elif follow_up < 0.5:
         again = rng.choice(list(tools.values()))
-        said = values_for(again, maker)
-        messages += [user(request(again, said, rng)), assistant(calls=[call_of(again, said)])]
+        text, said = request(again, values_for(again, maker), rng)
+        messages += [user(text), assistant(calls=[call_of(again, said)])]
     shown = rng.sample(list(tools.values()), len(tools))
     return made(messages, [f.tool() for f in shown], "I look at what the user wants and at the results.")
 

@@ -33,7 +33,7 @@ def values_for(function: Function, maker: SchemaMaker, *, all_of: bool = False) 
 
 
 def call_of(function: Function, said: Said) -> Call:
-    """The call that `said` asks for."""
+    """The call that `said` asks for, with its arguments in that order."""
     return function.name, {f.name: value.arg for f, value in said}
 
 
@@ -69,11 +69,12 @@ def parallel(maker: SchemaMaker) -> dict[str, Any]:
 
 def several(maker: SchemaMaker, functions: list[Function]) -> list[Message]:
     """A request for each of `functions` in one message, and the calls in one turn."""
-    said = [values_for(f, maker) for f in functions]
-    text = request(functions[0], said[0], maker.rng)
-    for f, values in zip(functions[1:], said[1:], strict=True):
-        text = _linked(text, request(f, values, maker.rng), maker)
-    return [user(text), assistant(calls=[call_of(f, values) for f, values in zip(functions, said, strict=True)])]
+    text, calls = "", []
+    for function in functions:
+        wish, said = request(function, values_for(function, maker), maker.rng)
+        text = _linked(text, wish, maker) if text else wish
+        calls.append(call_of(function, said))
+    return [user(text), assistant(calls=calls)]
 
 
 def irrelevant(maker: SchemaMaker) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def irrelevant(maker: SchemaMaker) -> dict[str, Any]:
     required = [f for f in function.fields if f.required and f.role not in ("flag", "object")]
     if required and not function.requests and rng.random() < 0.15:
         missing = rng.choice(required)
-        text = request(function, [pair for pair in said if pair[0] is not missing], rng)
+        text, _ = request(function, [pair for pair in said if pair[0] is not missing], rng)
         reply = rng.choice(("What is the {l}?", "Please tell me the {l}.", "Which {l} should I use?"))
         tools = _shuffled(maker, {f.name: f for f in (function, *others[:1])})
         return made([user(text), assistant(reply.format(l=missing.label))], tools, f"The {missing.label} is missing.")
@@ -96,7 +97,7 @@ def irrelevant(maker: SchemaMaker) -> dict[str, Any]:
 def refused(maker: SchemaMaker, function: Function) -> list[Message]:
     """A request for `function`, which is not there, and the reply."""
     rng = maker.rng
-    text = request(function, values_for(function, maker), rng)
+    text, _ = request(function, values_for(function, maker), rng)
     if function.requests:
         reply = "Sorry, none of the functions can do that."
     elif function.verb in text.lower():
@@ -143,10 +144,8 @@ def _same_but_one(maker: SchemaMaker) -> dict[str, Any]:
     f = said[varied][0]
     choices = {value.said: value for value in (make_value(f, maker.lex, rng) for _ in range(rng.choice((2, 2, 3))))}
     together = Value(None, _listed(list(choices)))
-    text = request(function, [(g, together if n == varied else v) for n, (g, v) in enumerate(said)], rng)
-    calls = [
-        call_of(function, [(g, one if n == varied else v) for n, (g, v) in enumerate(said)]) for one in choices.values()
-    ]
+    text, said = request(function, [(g, together if n == varied else v) for n, (g, v) in enumerate(said)], rng)
+    calls = [call_of(function, [(g, one if g is f else v) for g, v in said]) for one in choices.values()]
     return made(
         [user(text), assistant(calls=calls)], [function.tool()], f"One call of {function.name} for each {f.label}."
     )

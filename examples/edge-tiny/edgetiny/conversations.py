@@ -1,7 +1,8 @@
 """One synthetic conversation from a seed and an index.
 
 What must stay true: `conversation` is a function of its arguments alone; `expected` are the calls of the last assistant
-turn, in order, with arguments in the order of the schema.
+turn, in order, with arguments in the order in which the user gives them (a program does not mind the order, and a small
+model reads on where it is instead of searching).
 """
 
 from __future__ import annotations

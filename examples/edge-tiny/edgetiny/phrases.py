@@ -55,8 +55,8 @@ _SENTENCES: Final = ("Set the {l} to {x}.", "The {l} is {x}.", "The {l} should b
 _QUOTED: Final = frozenset(("phrase", "word", "path", "address"))
 
 
-def request(function: Function, said: Said, rng: Random) -> str:
-    """A user's message that asks for `function` with the values in `said`."""
+def request(function: Function, said: Said, rng: Random) -> tuple[str, Said]:
+    """A user's message that asks for `function` with the values in `said`, and these in the order of the message."""
     said = rng.sample(said, len(said))
     chance = rng.random()
     given = {_label(f) for f, _ in said}
@@ -64,14 +64,14 @@ def request(function: Function, said: Said, rng: Random) -> str:
         return _worded(rng.choice(wordings), said, rng)
     if chance < 0.07:
         pairs = (", " if rng.random() < 0.8 else "\n").join(_pair(f, v, rng.choice(("=", ": "))) for f, v in said)
-        return rng.choice(_BY_NAME).format(f=function.name, p=pairs) if pairs else f"Call {function.name}."
+        return rng.choice(_BY_NAME).format(f=function.name, p=pairs) if pairs else f"Call {function.name}.", said
     if chance < 0.2 and said:
-        return f"{_opening(function, '', rng)}\n{_lines(said, rng)}"
+        return f"{_opening(function, '', rng)}\n{_lines(said, rng)}", said
     inside = [(f, v) for f, v in said if _fits(v) and rng.random() < 0.7]
     outside = [pair for pair in said if pair not in inside]
     parts = [attachment(f, v, rng, alone=_alone(f, said)) for f, v in inside]
     first = _opening(function, _chained(parts, rng), rng)
-    return _continued(first, [sentence(f, v, rng) for f, v in outside])
+    return _continued(first, [sentence(f, v, rng) for f, v in outside]), [*inside, *outside]
 
 
 def attachment(f: Field, value: Value, rng: Random, *, alone: bool) -> str:
@@ -122,12 +122,13 @@ def _label(f: Field) -> str:
     return f.noun if f.role == "flag" else f.label
 
 
-def _worded(wording: str, said: Said, rng: Random) -> str:
-    text, used = fill(wording, {_label(f): value.said for f, value in said})
-    rest = [(f, v) for f, v in said if f.label not in used]
+def _worded(wording: str, said: Said, rng: Random) -> tuple[str, Said]:
+    given = {_label(f): (f, value) for f, value in said}
+    text, used = fill(wording, {label: value.said for label, (_, value) in given.items()})
+    rest = [pair for label, pair in given.items() if label not in used]
     if rng.random() < 0.15:
         text = rng.choice(("Hi! {t}", "Hello! {t}", "Please help: {t}", "Quick one: {t}")).format(t=text)
-    return _continued(text, [sentence(f, v, rng) for f, v in rest])
+    return _continued(text, [sentence(f, v, rng) for f, v in rest]), [given[label] for label in used] + rest
 
 
 def _continued(first: str, sentences: list[str]) -> str:

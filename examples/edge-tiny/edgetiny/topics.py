@@ -101,14 +101,14 @@ def needs(request: str) -> set[str]:
     return set(_slots(re.sub(r"\[[^\[\]]*\]", "", request)))
 
 
-def fill(request: str, said: dict[str, str]) -> tuple[str, set[str]]:
-    """`request` with the values of `said`, and the names that it used."""
+def fill(request: str, said: dict[str, str]) -> tuple[str, list[str]]:
+    """`request` with the values of `said`, and the names that it used, in its order."""
 
     def kept(match: re.Match[str]) -> str:
         return match[1] if set(_slots(match[1])) <= said.keys() else ""
 
     text = re.sub(r"\[([^\[\]]*)\]", kept, request)
-    return re.sub(r"{([^}]+)}", lambda match: said[match[1]], text), set(_slots(text))
+    return re.sub(r"{([^}]+)}", lambda match: said[match[1]], text), _slots(text)
 
 
 def _slots(text: str) -> list[str]:
