@@ -15,7 +15,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from edgellm.cli_options import BundleArg, ContextOpt, JsonOpt, NoCacheOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
 from edgellm.errors import EdgeLLMError
+from edgellm.server.command import serve
 
 app = typer.Typer(
     name="edgellm",
@@ -25,14 +27,6 @@ app = typer.Typer(
     add_completion=False,
 )
 err = Console(stderr=True)
-
-BundleArg = Annotated[Path, typer.Argument(help="Engine bundle made by `edgellm build`.", metavar="BUNDLE")]
-ContextOpt = Annotated[int | None, typer.Option(help="Context length in tokens [default: the bundle's].")]
-SlotsOpt = Annotated[int, typer.Option(min=1, help="Sequences that run at the same time.")]
-ThreadsOpt = Annotated[int | None, typer.Option(help="CPU threads [default: all cores].")]
-JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-NoSpeculationOpt = Annotated[bool, typer.Option("--no-speculation", help="Decode without drafts.")]
-NoCacheOpt = Annotated[bool, typer.Option("--no-cache", help="Do not read or write the prefix cache.")]
 
 
 def main() -> None:
@@ -84,52 +78,7 @@ def build(
     err.print(f"built {out}")
 
 
-@app.command()
-def serve(
-    bundle: BundleArg,
-    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to bind.")] = 8080,
-    model: Annotated[
-        str | None, typer.Option(help="Name that /v1/models reports [default: the folder's, less .bundle].")
-    ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="EDGELLM_API_KEY", help="Require this bearer token.")] = None,
-    thinking: Annotated[bool, typer.Option(help="Thinking on unless a request says otherwise.")] = False,
-    context: ContextOpt = None,
-    slots: SlotsOpt = 4,
-    threads: ThreadsOpt = None,
-    prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens prefilled between decode steps.")] = 512,
-    no_speculation: NoSpeculationOpt = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Prefill every prompt from its start.")] = False,
-    cache_bytes: Annotated[
-        int | None, typer.Option(help="Bytes for cached KV blocks [default: from free memory].")
-    ] = None,
-    snapshot_bytes: Annotated[int | None, typer.Option(help="Bytes for recurrent snapshots.")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
-) -> None:
-    """Serve the OpenAI-compatible endpoint."""
-    from edgellm.runtime.llm import LLM
-    from edgellm.server.run import run_server
-    from edgellm.server.settings import ServerSettings
-
-    settings = ServerSettings(
-        model=model or bundle.resolve().name.removesuffix(".bundle"),
-        host=host,
-        port=port,
-        api_key=api_key,
-        enable_thinking=thinking,
-    )
-    with LLM(
-        bundle,
-        context=context,
-        slots=slots,
-        threads=threads,
-        prefill_chunk=prefill_chunk,
-        speculation=None if no_speculation else "auto",
-        cache_bytes=0 if no_cache else cache_bytes,
-        snapshot_bytes=0 if no_cache else snapshot_bytes,
-        cache_dir=cache_dir,
-    ) as llm:
-        run_server(llm, settings)
+app.command()(serve)
 
 
 @app.command()
@@ -233,7 +182,7 @@ def replay(
     target: Annotated[str, typer.Argument(help="Bundle folder or http://host:port of a running server.")],
     trace: Annotated[Path, typer.Option(help="Recorded conversations (agentic_coding_2.5h.jsonl).")],
     conversations: Annotated[int, typer.Option(min=1, help="How many conversations, in file order.")] = 20,
-    turns: Annotated[int | None, typer.Option(min=1, help="Turns per conversation [default: all].")] = None,
+    turns: Annotated[int | None, typer.Option(min=1, help="Turns per conversation (default: all).")] = None,
     interleave: Annotated[int, typer.Option(min=1, help="Conversations in flight, turn by turn in rotation.")] = 1,
     max_tokens: Annotated[int, typer.Option(min=1, help="Generated tokens per turn at most.")] = 1024,
     context: ContextOpt = None,
@@ -242,7 +191,7 @@ def replay(
     no_speculation: NoSpeculationOpt = False,
     cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="Model name to send to a server [default: the first it lists].")
+        str | None, typer.Option(help="Model name to send to a server (default: the first it lists).")
     ] = None,
     as_json: JsonOpt = False,
 ) -> None:

@@ -9,26 +9,37 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
-from starlette.responses import Response
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
+from edgellm.server.answer import Job
 from edgellm.server.body import read_body
-from edgellm.server.chat import ChatJob, read_chat
-from edgellm.server.completions import CompletionJob, read_completion
+from edgellm.server.chat import read_chat
+from edgellm.server.completions import read_completion
 from edgellm.server.errors import install_error_handlers
-from edgellm.server.health import health_router
+from edgellm.server.gate import Gate
+from edgellm.server.generations import Generations
+from edgellm.server.health import add_health
+from edgellm.server.load import Load
 from edgellm.server.metrics import Metrics
-from edgellm.server.middleware import Gate
-from edgellm.server.models import models_router
+from edgellm.server.models import add_models
+from edgellm.server.openapi import add_openapi
+from edgellm.server.protocol import REQUEST_ID
+from edgellm.server.render import render_chat
 from edgellm.server.settings import ServerSettings
 from edgellm.server.sse import GenerationResponse
+from edgellm.server.tokens import detokenize, tokenize
+from edgellm.server.trace import Trace
 
 if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
 
-Reader = Callable[[bytes, "LLM", ServerSettings], ChatJob | CompletionJob]
+Read = TypeVar("Read")
+_Reader = Callable[[bytes, "LLM", ServerSettings], Read]
 _WORKERS = 2
 
 
@@ -36,6 +47,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     """The HTTP API of one model. The caller keeps `llm` and closes it after the server has stopped."""
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="edgellm-prompt")
     metrics = Metrics(llm.engine.stats)
+    load = Load(settings.max_in_flight)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -45,23 +57,43 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     app = FastAPI(
         title="edgellm", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
     )
-    app.add_middleware(Gate, settings=settings, metrics=metrics)
+    app.state.load = load
     install_error_handlers(app, settings.retry_after_s)
-    app.include_router(models_router(settings, llm.info.max_tokens))
-    app.include_router(health_router(llm, metrics))
+    add_models(app, settings, llm.info.max_tokens)
+    add_health(app, llm, metrics, load, settings.retry_after_s)
 
-    async def run(http: Request, read: Reader) -> Response:
+    async def read_off_loop(http: Request, read: _Reader[Read]) -> Read:
         body = await read_body(http, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
-        job = await asyncio.get_running_loop().run_in_executor(workers, read, body, llm, settings)
-        generation = llm.engine.submit(job.request)
-        return GenerationResponse(generation, job.answer, settings, metrics, stream=job.stream)
+        return await asyncio.get_running_loop().run_in_executor(workers, read, body, llm, settings)
 
-    @app.post("/v1/chat/completions")
-    async def chat_completions(http: Request) -> Response:
-        return await run(http, read_chat)
+    def add_generating(path: str, read: _Reader[Job]) -> None:
+        @app.post(path)
+        async def generate(http: Request) -> Response:
+            job = await read_off_loop(http, read)
+            generations = Generations.submit(llm.engine.submit, job.requests)
+            return GenerationResponse(generations, job.answer, settings, metrics, stream=job.stream)
 
-    @app.post("/v1/completions")
-    async def completions(http: Request) -> Response:
-        return await run(http, read_completion)
+    def add_looking(path: str, read: _Reader[dict[str, Any]]) -> None:
+        @app.post(path)
+        async def look(http: Request) -> Response:
+            return await read_off_loop(http, lambda *args: JSONResponse(read(*args)))
 
+    add_generating("/v1/chat/completions", read_chat)
+    add_generating("/v1/completions", read_completion)
+    add_looking("/v1/chat/completions/render", render_chat)
+    add_looking("/tokenize", tokenize)
+    add_looking("/detokenize", detokenize)
+
+    add_openapi(app, settings, llm.tokenizer.vocab_size)
+    app.add_middleware(Gate, settings=settings, load=load)
+    if settings.cors_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID.decode(), "retry-after"),
+        )
+    paths = frozenset(route.path for route in app.routes if isinstance(route, Route))
+    app.add_middleware(Trace, metrics=metrics, paths=paths)
     return app

@@ -1,7 +1,7 @@
 """From the wire to a JSON object: size and time limits, strict UTF-8, strict JSON.
 
 Refused with 4xx: bodies over the limit, invalid UTF-8, anything that is not one JSON object, NaN and infinities,
-numbers beyond double range, duplicate keys, nesting deeper than `MAX_DEPTH`, and lone surrogates (halves of a cut
+numbers beyond double range, duplicate keys, nesting deeper than the limit, and lone surrogates (halves of a cut
 emoji, which no tokenizer can take). A NUL character is an ordinary character.
 """
 
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect, Request
 from edgellm.errors import RequestError
 from edgellm.server.errors import ApiError
 
-MAX_DEPTH = 128
+MAX_DEPTH = 128  # unless the server's settings say otherwise
 
 
 async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> bytes:
@@ -49,8 +49,8 @@ async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> by
     return b"".join(parts)
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`.
+def parse_object(body: bytes, *, max_depth: int = MAX_DEPTH) -> dict[str, Any]:
+    """The JSON object in `body`, nested at most `max_depth` levels deep.
 
     Raises:
         RequestError: see the module's docstring; `code` is ``invalid_json`` unless a field can be named.
@@ -62,7 +62,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant, parse_float=_float)
     except RecursionError:
-        raise _too_deep() from None
+        raise _too_deep(max_depth) from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
         raise RequestError(f"body is not valid JSON: {error.msg} ({where})", code="invalid_json") from None
@@ -70,7 +70,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise RequestError(f"body is not valid JSON: {error}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestError("body must be a JSON object", code="invalid_json")
-    _check_tree(value, surrogates=b"\\ud" in body or b"\\uD" in body)
+    _check_tree(value, max_depth, surrogates=b"\\ud" in body or b"\\uD" in body)
     return value
 
 
@@ -94,17 +94,17 @@ def _float(text: str) -> float:
     return value
 
 
-def _too_deep() -> RequestError:
-    return RequestError(f"body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+def _too_deep(limit: int) -> RequestError:
+    return RequestError(f"body is nested deeper than {limit} levels", code="invalid_json")
 
 
-def _check_tree(root: dict[str, Any], *, surrogates: bool) -> None:
+def _check_tree(root: dict[str, Any], max_depth: int, *, surrogates: bool) -> None:
     """Bound the depth; when the body holds surrogate escapes, look for one without its other half."""
     stack: list[tuple[Any, str, int]] = [(root, "", 1)]
     while stack:
         node, path, depth = stack.pop()
-        if depth > MAX_DEPTH:
-            raise _too_deep()
+        if depth > max_depth:
+            raise _too_deep(max_depth)
         items = node.items() if isinstance(node, dict) else enumerate(node)
         for key, item in items:
             if isinstance(item, (dict, list)):

@@ -1,13 +1,13 @@
 """POST /v1/chat/completions: from the request's bytes to an engine request.
 
-Rules that clients may rely on:
+Rules that clients may rely on, besides what `parameters.CHAT` says of each field:
 * `max_tokens` and `max_completion_tokens` mean the same; a limit beyond the context is clamped.
 * `tool_choice` is "auto" or "none"; forcing a call is refused. `parallel_tool_calls: false` ends the answer after the
   first complete call. A schema's `strict` has no effect: argument types follow the schema by parsing.
-* `enable_thinking` may be given in `chat_template_kwargs` or at the top level; otherwise the server's default holds.
+* Thinking is decided by `chat_template_kwargs.enable_thinking`, else by `enable_thinking` at the top level, else
+  `reasoning_effort: "none"` turns it off, else the server's default holds.
 * `stream_options` without `stream` has no effect; a usage chunk is sent only on `include_usage`.
-* Fields in `IGNORED_FIELDS` and unknown fields have no effect. Known fields that would change the answer and are not
-  implemented are refused by name.
+* With `n` choices each has its own parser; all are made of one prompt.
 """
 
 from __future__ import annotations
@@ -17,20 +17,23 @@ from typing import TYPE_CHECKING, Any
 
 from edgellm.decode.params import MAX_LOGPROBS
 from edgellm.runtime.types import CacheParams, Request
+from edgellm.server.answer import Job, Kind, OpenAIAnswer
 from edgellm.server.body import parse_object
-from edgellm.server.chat_answer import ChatAnswer
+from edgellm.server.chat_answer import ChatChoice
+from edgellm.server.choices import one_per_choice, read_n
 from edgellm.server.fields import Fields, bad_value, unsupported
 from edgellm.server.messages import read_messages, read_tools, tools_in_use
-from edgellm.server.names import check_model, new_id
+from edgellm.server.names import check_model, new_id, system_fingerprint
+from edgellm.server.parameters import CHAT
 from edgellm.server.sampling import (
-    UNSUPPORTED_CONSTRAINTS,
+    check_prediction,
     clamp_to_context,
-    one_choice,
     read_max_tokens,
     read_sampling,
     read_stream,
 )
 from edgellm.server.settings import ServerSettings
+from edgellm.text.chat import Rendered
 from edgellm.text.parser import OutputParser
 
 if TYPE_CHECKING:
@@ -39,26 +42,14 @@ if TYPE_CHECKING:
 _RESERVED_KWARGS = frozenset(
     {"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
-_REFUSED = {
-    **UNSUPPORTED_CONSTRAINTS,
-    "functions": "retired; use tools",
-    "function_call": "retired; use tool_choice",
-    "audio": "audio output is not supported",
-    "web_search_options": "web search is not supported",
-    "chat_template": "the checkpoint's own template is used; see chat_template_kwargs",
-    "echo": "not supported for chat",
-    "best_of": "not supported for chat",
-    "prompt_logprobs": "not supported",
-}
+_KIND = Kind(chunk="chat.completion.chunk", whole="chat.completion")
 
 
 @dataclass(frozen=True, slots=True)
-class ChatJob:
-    """A request that was read, rendered and found to fit: what remains is to run it."""
+class ChatJob(Job):
+    """`rendered`: the prompt of every choice."""
 
-    request: Request
-    answer: ChatAnswer
-    stream: bool
+    rendered: Rendered
 
 
 def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
@@ -68,20 +59,21 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
         RequestError: naming the field at fault.
         ApiError: 404 for another model.
     """
-    fields = Fields(parse_object(body))
+    fields = Fields(parse_object(body, max_depth=settings.max_depth))
     model = check_model(fields, settings)
-    fields.refuse(_REFUSED)
+    fields.refuse(CHAT.refused)
     _text_only(fields)
-    one_choice(fields, "n")
-    stream, include_usage = read_stream(fields)
-    messages = read_messages(fields)
-    tools = tools_in_use(fields, read_tools(fields))
+    check_prediction(fields)
+    n = read_n(fields, settings.max_n)
+    streaming = read_stream(fields)
+    messages = read_messages(fields, limit=settings.max_messages)
+    tools = tools_in_use(fields, read_tools(fields, limit=settings.max_tools))
     one_call = fields.boolean("parallel_tool_calls") is False
     limit = read_max_tokens(fields, "max_completion_tokens", "max_tokens")
     logprobs = _logprobs(fields)
     salt = fields.string("cache_salt") or ""
-    sampling = read_sampling(fields, settings.sampling, vocab_size=llm.tokenizer.vocab_size, logprobs=logprobs)
-    rendered = llm.renderer.render(messages, tools=tools or None, **_render_options(fields, settings))
+    sampling = read_sampling(fields, settings, vocab_size=llm.tokenizer.vocab_size, logprobs=logprobs)
+    rendered = llm.renderer.render(messages, tools=tools or None, **render_options(fields, settings))
     limit = clamp_to_context(len(rendered.token_ids), limit or settings.sampling.max_tokens, llm.info.max_tokens)
     request = Request(
         id=new_id("chatcmpl"),
@@ -91,23 +83,37 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
         stable_lengths=rendered.stable_lengths,
         deadline_s=settings.deadline_s,
     )
-    answer = ChatAnswer(
-        request.id,
-        model,
-        llm.tokenizer,
-        OutputParser(tools, thinking_open=rendered.thinking_open, parse_tools=bool(tools), id_seed=request.id),
-        thinking_open=rendered.thinking_open,
-        one_call=one_call,
-        logprobs=logprobs is not None,
-        include_usage=include_usage,
+    requests = one_per_choice(request, n)
+    choices = [
+        ChatChoice(
+            index,
+            llm.tokenizer,
+            OutputParser(tools, thinking_open=rendered.thinking_open, parse_tools=bool(tools), id_seed=each.id),
+            thinking_open=rendered.thinking_open,
+            one_call=one_call,
+            logprobs=logprobs is not None,
+        )
+        for index, each in enumerate(requests)
+    ]
+    answer = OpenAIAnswer(
+        _KIND,
+        requests,
+        choices,
+        model=model,
+        fingerprint=system_fingerprint(llm.info.fingerprint),
+        per_prompt=n,
+        streaming=streaming,
     )
-    return ChatJob(request, answer, stream)
+    return ChatJob(requests, answer, streaming.stream, rendered)
 
 
-def _render_options(fields: Fields, settings: ServerSettings) -> dict[str, Any]:
+def render_options(fields: Fields, settings: ServerSettings) -> dict[str, Any]:
     """Arguments of the renderer: the template's own, and how the prompt ends."""
     thinking = fields.boolean("enable_thinking")
-    options: dict[str, Any] = {"enable_thinking": settings.enable_thinking if thinking is None else thinking}
+    effort = fields.string("reasoning_effort")
+    if thinking is None:
+        thinking = settings.enable_thinking and effort != "none"
+    options: dict[str, Any] = {"enable_thinking": thinking}
     given = fields.fields("chat_template_kwargs")
     if given is not None:
         for name in sorted(_RESERVED_KWARGS & given.data.keys()):

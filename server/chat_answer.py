@@ -1,4 +1,4 @@
-"""What a chat completion sends back, streamed or whole.
+"""One choice of a chat completion, streamed or whole.
 
 Both forms come from the same deltas: the whole message is the merge of what would have been streamed. Reasoning is
 `reasoning_content` and never a second alias. Each tool call has its own index; its id and name are sent once and whole.
@@ -6,13 +6,11 @@ Both forms come from the same deltas: the whole message is the merge of what wou
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from edgellm.runtime.types import Output, turn_ended
 from edgellm.server.logprobs import chat_entries
-from edgellm.server.usage import usage_object
 from edgellm.text.deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from edgellm.text.parser import OutputParser
 from edgellm.text.tokenizer import Tokenizer
@@ -20,26 +18,23 @@ from edgellm.text.tokenizer import Tokenizer
 Delta = dict[str, Any]
 
 
-class ChatAnswer:
-    """Implements `sse.Answer`. `one_call` ends the answer after the first complete tool call."""
+class ChatChoice:
+    """Implements `answer.Choice`. `one_call` ends it after the first complete tool call."""
 
     def __init__(
         self,
-        request_id: str,
-        model: str,
+        index: int,
         tokenizer: Tokenizer,
         parser: OutputParser,
         *,
         thinking_open: bool,
         one_call: bool,
         logprobs: bool,
-        include_usage: bool,
     ) -> None:
-        self._head = {"id": request_id, "created": int(time.time()), "model": model}
+        self._index = index
         self._tokenizer = tokenizer
         self._parser = parser
         self._one_call = one_call
-        self._include_usage = include_usage
         self._entries: list[dict[str, Any]] | None = [] if logprobs else None
         self._reasoning = _ReasoningCount(tokenizer, open_=thinking_open)
         self._content: list[str] = []
@@ -47,6 +42,7 @@ class ChatAnswer:
         self._calls: list[dict[str, Any]] = []
         self._ended_calls = 0
         self._sent_entries = 0
+        self._final = Output()
 
     @property
     def complete(self) -> bool:
@@ -56,33 +52,40 @@ class ChatAnswer:
     def empty(self) -> bool:
         return not self._content and not self._calls
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        return self._reasoning.tokens
+
     def opening(self) -> Iterator[dict[str, Any]]:
-        yield self._chunk({"role": "assistant", "content": ""}, None, None)
+        yield self._entry({"role": "assistant", "content": ""}, None, None)
 
     def feed(self, output: Output) -> Iterator[dict[str, Any]]:
         deltas = self._deltas(output)
         entries = self._new_entries() if deltas or output.finish_reason else None
         for delta in deltas:
-            yield self._chunk(delta, None, entries)
+            yield self._entry(delta, None, entries)
             entries = None
         if output.finish_reason is not None:
-            yield self._chunk({}, self._finish_reason(output), entries)
-            if self._include_usage:
-                usage = usage_object(output.usage, self._reasoning.tokens)
-                yield {**self._envelope("chat.completion.chunk"), "choices": [], "usage": usage}
+            self._final = output
+            yield self._entry({}, self._finish_reason(output), entries)
 
-    def body(self, final: Output) -> dict[str, Any]:
+    def whole(self) -> dict[str, Any]:
         content = "".join(self._content)
-        message: dict[str, Any] = {"role": "assistant", "content": None if self._calls and not content else content}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": None if self._calls and not content else content,
+            "refusal": None,
+        }
         if self._thoughts:
             message["reasoning_content"] = "".join(self._thoughts)
         if self._calls:
             message["tool_calls"] = self._calls
-        choice: dict[str, Any] = {"index": 0, "message": message, "finish_reason": self._finish_reason(final)}
-        if self._entries is not None:
-            choice["logprobs"] = {"content": self._entries}
-        usage = usage_object(final.usage, self._reasoning.tokens)
-        return {**self._envelope("chat.completion"), "choices": [choice], "usage": usage}
+        return {
+            "index": self._index,
+            "message": message,
+            "logprobs": None if self._entries is None else _logprobs(self._entries),
+            "finish_reason": self._finish_reason(self._final),
+        }
 
     def _deltas(self, output: Output) -> list[Delta]:
         """Parse one output and keep what it gave. Nothing counts after the answer is complete."""
@@ -134,14 +137,15 @@ class ChatAnswer:
         self._sent_entries = len(self._entries)
         return fresh
 
-    def _chunk(self, delta: Delta, finish_reason: str | None, entries: list[dict[str, Any]] | None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": finish_reason}
+    def _entry(self, delta: Delta, finish_reason: str | None, entries: list[dict[str, Any]] | None) -> dict[str, Any]:
+        entry: dict[str, Any] = {"index": self._index, "delta": delta, "finish_reason": finish_reason}
         if entries:
-            choice["logprobs"] = {"content": entries}
-        return {**self._envelope("chat.completion.chunk"), "choices": [choice]}
+            entry["logprobs"] = _logprobs(entries)
+        return entry
 
-    def _envelope(self, kind: str) -> dict[str, Any]:
-        return {"id": self._head["id"], "object": kind, "created": self._head["created"], "model": self._head["model"]}
+
+def _logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"content": entries, "refusal": None}
 
 
 def _call(call_id: str, name: str) -> dict[str, Any]:

@@ -103,9 +103,9 @@ class Fields:
         return None if value is None else Fields(value, self.at(name))
 
     def refuse(self, reasons: Mapping[str, str]) -> None:
-        """Raise for the first of these fields that is present and not null, false, empty or zero."""
+        """Raise for the first of these fields that is present and not null, false, zero, "" or []."""
         for name, reason in reasons.items():
-            if self.data.get(name) not in (None, False, 0, "", [], {}):
+            if self.data.get(name) not in (None, False, 0, "", []):
                 raise unsupported(self.at(name), reason)
 
 

@@ -2,9 +2,9 @@
 
 Accepted beyond the letter of the OpenAI API, because agents send it: assistant messages without `content`, with
 `reasoning_content` (or its alias `reasoning`); `content` as a list of text parts; tool messages whose id matches no
-call; empty assistant turns; tool schemas whose `required` is null. Message keys that the template does not read
-(`id`, `audio`, `cache_control`, …) are dropped. Refused by name: images, audio and files (the model reads text), tools
-other than functions, the retired `function` role.
+call; empty assistant turns; tool schemas whose `required` is null. A refusal of the assistant's is its content. Message
+keys that the template does not read (`id`, `audio`, `cache_control`, …) are dropped. Refused by name: images, audio and
+files (the model reads text), tools other than functions, the retired `function` role.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import re
 from typing import Any
 
 from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
+from edgellm.server.parameters import MESSAGE
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-MAX_TOOLS = 1024
 _TOOL_NAME = re.compile(r"[^\s<>]{1,256}")  # what `<function=NAME>` can carry
 
 
-def read_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The messages with checked types, ready for the chat renderer.
+def read_messages(fields: Fields, *, limit: int) -> list[dict[str, Any]]:
+    """The messages with checked types, at most `limit`, ready for the chat renderer.
 
     Raises:
         RequestError: naming the field, e.g. ``messages[3].tool_calls[0].function.name``.
@@ -30,6 +30,8 @@ def read_messages(fields: Fields) -> list[dict[str, Any]]:
         raise bad_value(fields.at("messages"), "is required")
     if not messages:
         raise bad_value(fields.at("messages"), "must have at least one message")
+    if len(messages) > limit:
+        raise bad_value(fields.at("messages"), f"must have at most {limit} entries, got {len(messages)}")
     return [_message(entry, f"{fields.at('messages')}[{index}]") for index, entry in enumerate(messages)]
 
 
@@ -43,7 +45,9 @@ def _message(entry: Any, path: str) -> dict[str, Any]:
     if role not in ROLES:
         raise bad_value(fields.at("role"), f"must be one of {', '.join(ROLES)}, got {role[:40]!r}")
     message: dict[str, Any] = {"role": role}
-    content = _content(fields)
+    content = read_text(fields, "content")
+    if content is None and role == "assistant":
+        content = fields.string("refusal")
     if content is None and role not in ("assistant", "tool"):
         raise bad_value(fields.at("content"), "is required")
     message["content"] = content or ""
@@ -61,7 +65,7 @@ def _assistant(fields: Fields, message: dict[str, Any]) -> None:
     alias = fields.string("reasoning")
     if (reasoning := reasoning or alias) is not None:
         message["reasoning_content"] = reasoning
-    fields.refuse({"function_call": "retired; use tool_calls"})
+    fields.refuse(MESSAGE.refused)
     calls = fields.array("tool_calls")
     if calls:
         message["tool_calls"] = [
@@ -91,12 +95,12 @@ def _tool_call(entry: Any, path: str) -> dict[str, Any]:
     return call
 
 
-def _content(fields: Fields) -> str | None:
-    """Text of `content`; parts are joined as they are, the way the checkpoint's template joins text parts."""
-    value = fields.data.get("content")
+def read_text(fields: Fields, name: str) -> str | None:
+    """Text of a string or of text parts; they are joined as they are, the way the checkpoint's template joins them."""
+    value = fields.data.get(name)
     if value is None or isinstance(value, str):
         return value
-    path = fields.at("content")
+    path = fields.at(name)
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of text parts", value)
     texts: list[str] = []
@@ -116,11 +120,14 @@ def _content(fields: Fields) -> str | None:
     return "".join(texts)
 
 
-def read_tools(fields: Fields) -> list[dict[str, Any]]:
-    """Tool declarations as the client sent them (the template prints them), checked for what the parser needs."""
+def read_tools(fields: Fields, *, limit: int) -> list[dict[str, Any]]:
+    """At most `limit` tool declarations as the client sent them (the template prints them).
+
+    They are checked for what the parser needs.
+    """
     tools = fields.array("tools") or []
-    if len(tools) > MAX_TOOLS:
-        raise bad_value(fields.at("tools"), f"must have at most {MAX_TOOLS} entries, got {len(tools)}")
+    if len(tools) > limit:
+        raise bad_value(fields.at("tools"), f"must have at most {limit} entries, got {len(tools)}")
     for index, entry in enumerate(tools):
         path = f"{fields.at('tools')}[{index}]"
         if not isinstance(entry, dict):

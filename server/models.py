@@ -5,16 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.responses import JSONResponse
 
 from edgellm.server.names import unknown_model
 from edgellm.server.settings import ServerSettings
 
 
-def models_router(settings: ServerSettings, context: int) -> APIRouter:
-    """`context`: prompt and answer tokens together, shown as `max_model_len`."""
-    router = APIRouter()
+def add_models(app: FastAPI, settings: ServerSettings, context: int) -> None:
+    """`context`: prompt and answer tokens together, shown as `max_model_len` and `context_window`."""
     created = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
@@ -25,16 +24,15 @@ def models_router(settings: ServerSettings, context: int) -> APIRouter:
             "owned_by": "edgellm",
             "root": settings.model,
             "max_model_len": context,
+            "context_window": context,
         }
 
-    @router.get("/v1/models")
+    @app.get("/v1/models")
     async def list_models() -> JSONResponse:
         return JSONResponse({"object": "list", "data": [card(name) for name in settings.names]})
 
-    @router.get("/v1/models/{name:path}")
+    @app.get("/v1/models/{name:path}")
     async def get_model(name: str) -> JSONResponse:
         if name not in settings.names:
             raise unknown_model(name)
         return JSONResponse(card(name))
-
-    return router

@@ -1,8 +1,11 @@
-"""Model names and request ids."""
+"""Model names, ids and fingerprints."""
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+from functools import lru_cache
+from importlib.metadata import version
 
 from edgellm.server.errors import ApiError
 from edgellm.server.fields import Fields
@@ -30,3 +33,13 @@ def unknown_model(name: str) -> ApiError:
 def new_id(prefix: str) -> str:
     """``prefix-<24 hex digits>``, unique."""
     return f"{prefix}-{secrets.token_hex(12)}"
+
+
+@lru_cache(maxsize=8)
+def system_fingerprint(weights: str) -> str:
+    """``fp_<10 hex digits>``: equal seeds give equal answers while it stays the same.
+
+    Args:
+        weights: `ExecutorInfo.fingerprint`.
+    """
+    return "fp_" + hashlib.sha256(f"{version('edgellm')}:{weights}".encode()).hexdigest()[:10]

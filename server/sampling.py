@@ -1,66 +1,37 @@
 """The sampling fields that chat and text completions share.
 
 Fields beyond the OpenAI API: `top_k` (-1 or 0: off), `min_p`, `repetition_penalty`, `stop_token_ids`, `min_tokens`,
-`ignore_eos`, `cache_salt`. Values outside the documented ranges are errors, with one exception: a token limit beyond
-the context is clamped to what is left of it.
+`ignore_eos`, `skip_special_tokens`, `cache_salt`. Values outside the documented ranges are errors, with one exception:
+a token limit beyond the context is clamped to what is left of it.
 """
 
 from __future__ import annotations
 
-import secrets
+from typing import NamedTuple
 
-from edgellm.decode.params import MAX_STOP_STRINGS, SamplingParams
+from edgellm.decode.params import SamplingParams
 from edgellm.errors import RequestError
-from edgellm.server.fields import Fields, bad_value, wrong_type
+from edgellm.server.choices import fresh_seed
+from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
+from edgellm.server.messages import read_text
+from edgellm.server.settings import ServerSettings
 
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_LOGIT_BIAS = 4096  # entries
-_SEED_BITS = 63
-
-# Constraints that other servers take under these names. Obeying them needs a grammar; ignoring them would return text
-# that breaks what the client asked for.
-UNSUPPORTED_CONSTRAINTS = dict.fromkeys(
-    (
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-        "json_schema",
-        "regex",
-        "ebnf",
-        "grammar",
-    ),
-    "constrained output is not supported yet",
-)
-
-# Accepted without effect: they do not change what a correct answer looks like.
-IGNORED_FIELDS = frozenset(
-    {
-        "metadata",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "reasoning_effort",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "user",
-        "verbosity",
-    }
-)
 
 
-def read_sampling(fields: Fields, defaults: SamplingParams, *, vocab_size: int, logprobs: int | None) -> SamplingParams:
+def read_sampling(fields: Fields, settings: ServerSettings, *, vocab_size: int, logprobs: int | None) -> SamplingParams:
     """Sampling of one request but for `max_tokens`, which needs the prompt's length (see `clamp_to_context`).
 
     Without a seed, sampling at temperature above 0 draws a fresh one: equal requests then differ, as clients expect.
     """
-    number, integer = fields.number, fields.integer
+    defaults, number, integer = settings.sampling, fields.number, fields.integer
+    if fields.boolean("skip_special_tokens") is False:
+        raise unsupported(fields.at("skip_special_tokens"), "control tokens are never shown")
     temperature = _or(number("temperature", 0.0, 2.0), defaults.temperature)
     seed = fields.integer("seed", -(2**63), 2**64 - 1)
     if seed is None:
-        seed = secrets.randbits(_SEED_BITS) if temperature > 0 else defaults.seed
+        seed = fresh_seed() if temperature > 0 else defaults.seed
     top_k = integer("top_k", -1, 2**31)
     return SamplingParams(
         temperature=temperature,
@@ -73,7 +44,7 @@ def read_sampling(fields: Fields, defaults: SamplingParams, *, vocab_size: int, 
         logit_bias=_logit_bias(fields, vocab_size),
         seed=seed,
         min_tokens=integer("min_tokens", 0, 2**31) or 0,
-        stop=_stop(fields),
+        stop=_stop(fields, settings.max_stops),
         stop_token_ids=_token_ids(fields, "stop_token_ids", vocab_size),
         ignore_eos=fields.boolean("ignore_eos") or False,
         logprobs=logprobs,
@@ -104,26 +75,40 @@ def clamp_to_context(prompt_tokens: int, max_tokens: int | None, context: int, *
     return room if max_tokens is None else min(max_tokens, room)
 
 
-def one_choice(fields: Fields, *names: str) -> None:
-    """Refuse anything but a single choice."""
-    for name in names:
-        count = fields.integer(name, 1, 128)
-        if count is not None and count > 1:
-            raise bad_value(fields.at(name), f"must be 1: one choice per request is supported, got {count}")
+class Streaming(NamedTuple):
+    """How the answer is to be sent."""
+
+    stream: bool
+    usage: bool  # a last chunk with the usage
+    running_usage: bool  # and every other chunk with the usage up to it
 
 
-def read_stream(fields: Fields) -> tuple[bool, bool]:
-    """(`stream`, `stream_options.include_usage`)."""
+def read_stream(fields: Fields) -> Streaming:
+    """`stream` and `stream_options`, which have no effect without it."""
     stream = fields.boolean("stream") or False
     options = fields.fields("stream_options")
-    return stream, bool(options and options.boolean("include_usage"))
+    if options is None:
+        return Streaming(stream, False, False)
+    usage = options.boolean("include_usage") or False
+    return Streaming(stream, usage, usage and bool(options.boolean("continuous_usage_stats")))
+
+
+def check_prediction(fields: Fields) -> None:
+    """`prediction` has no effect, but a malformed one is an error as it is at OpenAI."""
+    prediction = fields.fields("prediction")
+    if prediction is None:
+        return
+    if (kind := prediction.string("type")) != "content":
+        raise bad_value(prediction.at("type"), f"must be 'content', got {kind!r:.40}")
+    if read_text(prediction, "content") is None:
+        raise bad_value(prediction.at("content"), "is required")
 
 
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
 
-def _stop(fields: Fields) -> tuple[str, ...]:
+def _stop(fields: Fields, limit: int) -> tuple[str, ...]:
     value = fields.data.get("stop")
     path = fields.at("stop")
     if value is None:
@@ -131,8 +116,8 @@ def _stop(fields: Fields) -> tuple[str, ...]:
     strings = [value] if isinstance(value, str) else value
     if not isinstance(strings, list):
         raise wrong_type(path, "a string or an array of strings", value)
-    if len(strings) > MAX_STOP_STRINGS:
-        raise bad_value(path, f"must have at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
+    if len(strings) > limit:
+        raise bad_value(path, f"must have at most {limit} strings, got {len(strings)}")
     for index, text in enumerate(strings):
         where = path if isinstance(value, str) else f"{path}[{index}]"
         if not isinstance(text, str):

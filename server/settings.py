@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from edgellm.decode.params import SamplingParams
+from edgellm.decode.params import MAX_STOP_STRINGS, SamplingParams
 from edgellm.errors import ConfigError
+from edgellm.server.body import MAX_DEPTH
+from edgellm.server.logs import FORMATS
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")  # of editors and desktop programs too
+_FROM_ONE = (
+    *("max_body_bytes", "max_depth", "max_messages", "max_tools", "max_stops", "max_n", "max_choices"),
+    *("max_in_flight", "retry_after_s", "keep_alive_s"),
+)
+_MOST = {
+    "max_depth": 512,  # reading and rendering a body recurse
+    "max_stops": MAX_STOP_STRINGS,
+    "max_n": 128,
+}
 
 
 def _default_sampling() -> SamplingParams:
@@ -26,12 +41,22 @@ class ServerSettings:
     aliases: tuple[str, ...] = ()  # further names that requests may use
     host: str = "127.0.0.1"
     port: int = 8080  # 0: any free port
-    api_key: str | None = None  # None: no key is asked for
+    api_keys: tuple[str, ...] = field(default=(), repr=False)  # any of them opens; none: no key is asked for
+    cors_origins: tuple[str, ...] = ()  # web pages of these origins may use the API; "*": of all
+    tls_cert: Path | None = None  # PEM files; with both the server speaks HTTPS
+    tls_key: Path | None = None
+    log_format: str = "text"  # or "json"
     enable_thinking: bool = False  # unless chat_template_kwargs says otherwise
     sampling: SamplingParams = field(default_factory=_default_sampling)
     prefix_cache: bool = True
     max_body_bytes: int = 8 << 20
-    max_in_flight: int = 256  # requests inside the server, queued ones included; above it 503
+    max_depth: int = MAX_DEPTH  # of nesting in a body
+    max_messages: int = 10_000
+    max_tools: int = 1024
+    max_stops: int = MAX_STOP_STRINGS
+    max_n: int = 8  # choices per prompt
+    max_choices: int = 64  # of one request: prompts times n
+    max_in_flight: int = 256  # POST requests inside the server, queued ones included; above it 503
     retry_after_s: int = 1  # told to refused clients
     body_timeout_s: float = 30.0  # to receive a whole request body
     deadline_s: float | None = None  # from submission to the last token; None: unlimited
@@ -46,11 +71,26 @@ class ServerSettings:
             raise ConfigError("model: a model name must not be empty")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: must be 0 to 65535, got {self.port}")
-        if self.api_key is not None and not self.api_key.strip():
-            raise ConfigError("api_key: must not be empty; leave it out to serve without a key")
-        for name in ("max_body_bytes", "max_in_flight", "retry_after_s", "keep_alive_s"):
+        if any(not key.strip() for key in self.api_keys):
+            raise ConfigError("api_keys: a key must not be empty; leave it out to serve without one")
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ConfigError(f"cors_origins: must be '*' or like https://host:port, got {origin!r}")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "tls_key" if self.tls_key is None else "tls_cert"
+            raise ConfigError(f"{missing}: a certificate and its key go together")
+        for name in ("tls_cert", "tls_key"):
+            path = getattr(self, name)
+            if path is not None and not path.is_file():
+                raise ConfigError(f"{name}: {path} is not a file")
+        if self.log_format not in FORMATS:
+            raise ConfigError(f"log_format: must be one of {', '.join(FORMATS)}, got {self.log_format!r}")
+        for name in _FROM_ONE:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        for name, most in _MOST.items():
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name}: must be at most {most}, got {getattr(self, name)}")
         for name in ("body_timeout_s", "headers_after_s", "ping_interval_s", "write_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ConfigError(f"{name}: must be a positive number of seconds, got {getattr(self, name)}")
@@ -62,4 +102,4 @@ class ServerSettings:
     @property
     def names(self) -> tuple[str, ...]:
         """Every name that a request may use."""
-        return (self.model, *self.aliases)
+        return tuple(dict.fromkeys((self.model, *self.aliases)))

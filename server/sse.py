@@ -1,12 +1,12 @@
-"""Carrying one generation over HTTP: as server-sent events or as one JSON body.
+"""Carrying the answer to one request over HTTP: as server-sent events or as one JSON body.
 
 What must stay true:
 * Nothing is buffered: each delta is one event and one write. Events end with ``\\n\\n`` and hold one line of JSON.
 * A failure before the first token is a status other than 200, unless the client already waited `headers_after_s`: then
   the stream has been opened (role delta, ``: ping`` comments) so that no proxy gives up during a long prefill.
 * A failure after the stream began breaks the connection (no final event, no final chunk) and is logged. It never looks
-  like a complete answer.
-* When the client leaves, the generation is cancelled at once, whether it is queued, prefilling or decoding.
+  like a complete answer. One generation that fails fails the request.
+* When the client leaves, every generation is cancelled at once, whether it is queued, prefilling or decoding.
 """
 
 from __future__ import annotations
@@ -16,19 +16,18 @@ import json
 import logging
 import time
 from collections.abc import Iterable
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from contextlib import aclosing, suppress
+from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from edgellm.runtime.types import Output
+from edgellm.runtime.types import Output, Usage
 from edgellm.server.errors import ApiError, as_api_error
+from edgellm.server.generations import Generations
 from edgellm.server.metrics import Metrics
+from edgellm.server.protocol import PROBE
 from edgellm.server.settings import ServerSettings
-
-if TYPE_CHECKING:
-    from edgellm.runtime.engine import Generation
 
 log = logging.getLogger("edgellm.server")
 
@@ -42,27 +41,34 @@ _STREAM_HEADERS = [
 
 
 class Answer(Protocol):
-    """Turns the outputs of a generation into what one API surface sends."""
+    """Turns the outputs of a request's generations into what one API surface sends. Generations go by number."""
 
     @property
-    def complete(self) -> bool:
-        """The answer is finished although the model would go on: the generation is to be stopped."""
+    def usage(self) -> Usage | None:
+        """Of the whole request, when all have ended."""
         ...
 
-    @property
-    def empty(self) -> bool:
-        """Neither text nor a tool call."""
+    def complete(self, index: int) -> bool:
+        """It is finished although the model would go on: the generation is to be stopped."""
+        ...
+
+    def empty(self, index: int) -> bool:
+        """It has neither text nor a tool call."""
         ...
 
     def opening(self) -> Iterable[dict[str, Any]]:
         """Chunks that open a stream."""
         ...
 
-    def feed(self, output: Output) -> Iterable[dict[str, Any]]:
-        """Chunks of one output; with the last output the closing ones too."""
+    def feed(self, index: int, output: Output) -> Iterable[dict[str, Any]]:
+        """Chunks of one output; with the last output of a generation its closing ones too."""
         ...
 
-    def body(self, final: Output) -> dict[str, Any]:
+    def closing(self) -> Iterable[dict[str, Any]]:
+        """Chunks that end a stream, after the last output of all."""
+        ...
+
+    def body(self) -> dict[str, Any]:
         """The answer as one body, after everything was fed."""
         ...
 
@@ -73,24 +79,26 @@ def event(chunk: dict[str, Any]) -> bytes:
 
 
 class GenerationResponse(Response):
-    """Sends the answer of `generation`. Owns it: whatever happens, it is finished or cancelled when this returns."""
+    """Sends an answer. Owns its generations: whatever happens, they are finished or cancelled when this returns."""
 
     def __init__(
-        self, generation: Generation, answer: Answer, settings: ServerSettings, metrics: Metrics, *, stream: bool
+        self, generations: Generations, answer: Answer, settings: ServerSettings, metrics: Metrics, *, stream: bool
     ) -> None:
         self.status_code = 200
         self.background = None
-        self._generation = generation
+        self._generations = generations
         self._answer = answer
         self._settings = settings
         self._metrics = metrics
         self._stream = stream
-        self._final: Output | None = None
+        self._finals: dict[int, Output] = {}
         self._disconnected = False
         self._started = False
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._stream:
+            scope["state"][PROBE] = PING
         watcher = asyncio.create_task(self._watch(receive))
         pinger = asyncio.create_task(self._keep_alive(send)) if self._stream else None
         error: ApiError | None = None
@@ -104,24 +112,23 @@ class GenerationResponse(Response):
             watcher.cancel()
             if pinger is not None:
                 pinger.cancel()
-            self._generation.cancel()
+            self._generations.cancel()
             self._record(scope, error)
         if self._disconnected:
             return
         if error is not None:
             if self._started:  # returning now makes the server close the connection in the middle of the stream
-                log.error("request %s: stream broken: %s", self._generation.id, error.message)
+                log.error("request %s: stream broken: %s", self._generations.id, error.message)
             else:
                 await error.response()(scope, receive, send)
         elif not self._stream:
-            assert self._final is not None
-            await JSONResponse(self._answer.body(self._final))(scope, receive, send)
+            await JSONResponse(self._answer.body())(scope, receive, send)
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._disconnected = True
-        self._generation.cancel()
+        self._generations.cancel()
 
     async def _keep_alive(self, send: Send) -> None:
         """Open the stream when the first token takes long; then never let it be silent for long."""
@@ -137,47 +144,51 @@ class GenerationResponse(Response):
             await asyncio.sleep(interval - silent)
 
     async def _send_stream(self, send: Send) -> None:
-        async for output in self._generation:
-            self._check(output)
-            chunks = list(self._answer.feed(output))
-            await self._open(send)
-            for chunk in chunks:
-                await self._write(send, event(chunk))
-            self._after(output)
+        async with aclosing(self._generations.outputs()) as outputs:
+            async for index, output in outputs:
+                self._check(index, output)
+                chunks = list(self._answer.feed(index, output))
+                await self._open(send)
+                for chunk in chunks:
+                    await self._write(send, event(chunk))
+                self._after(index, output)
         self._check_end()
+        for chunk in self._answer.closing():
+            await self._write(send, event(chunk))
         await send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def _collect(self) -> None:
-        async for output in self._generation:
-            self._check(output)
-            for _ in self._answer.feed(output):
-                pass
-            self._after(output)
+        async with aclosing(self._generations.outputs()) as outputs:
+            async for index, output in outputs:
+                self._check(index, output)
+                for _ in self._answer.feed(index, output):
+                    pass
+                self._after(index, output)
         self._check_end()
 
-    def _after(self, output: Output) -> None:
+    def _after(self, index: int, output: Output) -> None:
         if output.finish_reason is not None:
-            self._final = output
-        elif self._answer.complete:
-            self._generation.cancel()
+            self._finals[index] = output
+        elif self._answer.complete(index):
+            self._generations.cancel(index)
 
-    def _check(self, output: Output) -> None:
+    def _check(self, index: int, output: Output) -> None:
         """Raise the error that a failed generation ends with."""
         if output.finish_reason in (None, "stop", "length"):
             return
-        self._final = output
-        if output.finish_reason == "abort" and self._answer.complete:
+        self._finals[index] = output
+        if output.finish_reason == "abort" and self._answer.complete(index):
             return
         if output.finish_reason == "deadline":
             message = f"not finished within {self._settings.deadline_s} s"
             raise ApiError(504, message, kind="server_error", code="deadline_exceeded")
         if output.finish_reason == "abort":
             raise ApiError(503, "the request was cancelled by the server", kind="server_error", code="cancelled")
-        log.error("request %s failed: %s", self._generation.id, output.error)
+        log.error("request %s failed: %s", self._generations.id, output.error)
         raise _failed("generation failed; the server's log has the reason")
 
     def _check_end(self) -> None:
-        if self._final is None:
+        if len(self._finals) < len(self._generations):
             raise _failed("generation ended without a result")
 
     async def _open(self, send: Send) -> None:
@@ -201,16 +212,18 @@ class GenerationResponse(Response):
 
     def _record(self, scope: Scope, error: ApiError | None) -> None:
         outcome = "cancelled" if self._disconnected else "ok" if error is None else "error"
-        self._metrics.finished(outcome, self._final, empty=outcome == "ok" and self._answer.empty)
+        for index in range(len(self._generations)):
+            empty = outcome == "ok" and self._answer.empty(index)
+            self._metrics.finished(outcome, self._finals.get(index), empty=empty)
         entry: dict[str, Any] = scope["state"].setdefault("log", {})
-        entry["id"] = self._generation.id
+        entry["id"] = self._generations.id
         entry["outcome"] = outcome
-        if (final := self._final) is not None and final.usage is not None:
-            entry["prompt"] = final.usage.prompt_tokens
-            entry["cached"] = final.usage.cached_tokens
-            entry["completion"] = final.usage.completion_tokens
-            if final.timing is not None:
-                entry["ttft_ms"] = round(final.timing.first_token_s * 1e3, 1)
+        if (usage := self._answer.usage) is not None:
+            entry["prompt"] = usage.prompt_tokens
+            entry["cached"] = usage.cached_tokens
+            entry["completion"] = usage.completion_tokens
+        if first := [final.timing.first_token_s for final in self._finals.values() if final.timing is not None]:
+            entry["ttft_ms"] = round(min(first) * 1e3, 1)
 
 
 def _failed(message: str) -> ApiError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from edgellm.checkpoint.synth import make_checkpoint
 from edgellm.decode.params import SpeculationParams
@@ -80,6 +82,7 @@ class Running:
     llm: LLM
     executor: ScriptedExecutor
     script: Script
+    app: FastAPI
     server: Server
     port: int
     http: httpx.Client
@@ -160,15 +163,18 @@ def start(tokenizer: tuple[Tokenizer, ChatRenderer], monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(llm.engine, "submit", recorded)
         chosen = replace(ServerSettings(model="tiny", port=0, shutdown_grace_s=1), **settings)
         sock = listen(chosen)
-        server = make_server(create_app(llm, chosen), chosen)
+        app = create_app(llm, chosen)
+        server = make_server(app, chosen)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.005)
         port = sock.getsockname()[1]
-        headers = {"Authorization": f"Bearer {chosen.api_key}".encode()} if chosen.api_key else {}
-        http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30, headers=headers)
-        running.append((Running(llm, executor, script, server, port, http), thread))
+        headers = {"Authorization": f"Bearer {chosen.api_keys[0]}".encode()} if chosen.api_keys else {}
+        scheme = "http" if chosen.tls_cert is None else "https"
+        verify = ssl.create_default_context(cafile=chosen.tls_cert) if chosen.tls_cert else True
+        http = httpx.Client(base_url=f"{scheme}://127.0.0.1:{port}", timeout=30, headers=headers, verify=verify)
+        running.append((Running(llm, executor, script, app, server, port, http), thread))
         return running[-1][0]
 
     yield begin

@@ -5,74 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import httpx
 import pytest
+from answers import BASH, call, events, merged, whole, without_ids
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgellm.mlperf.wire import merge_tool_calls, read_frames
-
-BASH = {
-    "type": "function",
-    "function": {
-        "name": "bash",
-        "parameters": {"type": "object", "properties": {"command": {"type": "string"}, "times": {"type": "integer"}}},
-    },
-}
-
-
-def call(command: str, name: str = "bash") -> str:
-    return f"<tool_call>\n<function={name}>\n<parameter=command>\n{command}\n</parameter>\n</function>\n</tool_call>"
-
-
-def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """Chunks of a complete stream; checks the framing on the way."""
-    assert response.status_code == 200, response.text
-    assert response.headers["content-type"].startswith("text/event-stream")
-    assert "\r" not in response.text
-    assert response.text.isascii()
-    parts = response.text.split("\n\n")
-    assert parts[-2:] == ["data: [DONE]", ""]
-    chunks = []
-    for part in parts[:-2]:
-        assert part.startswith("data: {")
-        assert "\n" not in part
-        chunks.append(json.loads(part[len("data: ") :]))
-    return chunks
-
-
-def merged(chunks: list[dict[str, Any]]) -> dict[str, Any]:
-    """The message a client builds from a stream."""
-    content, reasoning, calls, finish = "", "", [], None
-    for chunk in chunks:
-        (choice,) = chunk["choices"]
-        delta = choice["delta"]
-        assert finish is None, "a delta after finish_reason"
-        content += delta.get("content") or ""
-        reasoning += delta.get("reasoning_content") or ""
-        calls += delta.get("tool_calls") or []
-        finish = choice["finish_reason"]
-    return {
-        "content": content,
-        "reasoning": reasoning,
-        "tool_calls": list(merge_tool_calls(calls)),
-        "finish_reason": finish,
-    }
-
-
-def whole(body: dict[str, Any]) -> dict[str, Any]:
-    (choice,) = body["choices"]
-    message = choice["message"]
-    return {
-        "content": message["content"] or "",
-        "reasoning": message.get("reasoning_content", ""),
-        "tool_calls": [{k: c[k] for k in ("type", "function", "id")} for c in message.get("tool_calls", [])],
-        "finish_reason": choice["finish_reason"],
-    }
-
-
-def without_ids(message: dict[str, Any]) -> dict[str, Any]:
-    return {**message, "tool_calls": [call["function"] for call in message["tool_calls"]]}
+from edgellm.mlperf.wire import read_frames
 
 
 def test_stream_form(running: Any) -> None:
@@ -84,11 +22,37 @@ def test_stream_form(running: Any) -> None:
     assert {chunk["object"] for chunk in (first, *middle, last)} == {"chat.completion.chunk"}
 
 
+def test_running_usage_grows_to_the_whole(running: Any) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True, "include_obfuscation": True}
+    first, *rest, last = events(running.post(stream=True, stream_options=options))
+    counts = [chunk["usage"]["completion_tokens"] for chunk in (first, *rest, last)]
+    assert counts == sorted(counts)
+    usage = last["usage"]
+    totals = {key: usage[key] for key in ("prompt_tokens", "completion_tokens", "total_tokens")}
+    assert rest[-1]["usage"] == totals
+    assert first["usage"]["prompt_tokens"] == usage["prompt_tokens"]
+    alone = events(running.post(stream=True, stream_options={"continuous_usage_stats": True}))
+    assert all("usage" not in chunk for chunk in alone)
+
+
+def test_answers_have_the_fields_of_the_api(running: Any) -> None:
+    body = running.post().json()
+    (choice,) = body["choices"]
+    assert choice["logprobs"] is None
+    assert choice["message"]["refusal"] is None
+    text = running.post("/v1/completions", prompt="x").json()
+    prints = {body["system_fingerprint"], text["system_fingerprint"]}
+    prints |= {chunk["system_fingerprint"] for chunk in events(running.post(stream=True))}
+    assert len(prints) == 1
+    (choice,) = running.post(logprobs=True).json()["choices"]
+    assert choice["logprobs"]["refusal"] is None
+
+
 def test_usage_chunk_only_when_asked(running: Any) -> None:
     for options in (None, {}, {"include_usage": False}):
         assert all(chunk["choices"] for chunk in events(running.post(stream=True, stream_options=options)))
     *rest, last = events(running.post(stream=True, stream_options={"include_usage": True}))
-    assert all(chunk["choices"] and "usage" not in chunk for chunk in rest)
+    assert all(chunk["choices"] and chunk["usage"] is None for chunk in rest)
     assert last["choices"] == []
     body = running.post(stream_options={"include_usage": True}).json()
     assert last["usage"] == {**body["usage"], "prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
@@ -232,7 +196,6 @@ def test_logprobs_cover_every_generated_token(running: Any, tree: Any) -> None:
         chunks = events(server.post(stream=True, **body))
         streamed = [e for c in chunks for e in c["choices"][0].get("logprobs", {}).get("content", [])]
         assert [e["token"] for e in streamed] == [e["token"] for e in content]
-    assert "logprobs" not in running.post().json()["choices"][0]
 
 
 def test_text_completions(running: Any) -> None:

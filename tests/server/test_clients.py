@@ -1,4 +1,4 @@
-"""The server seen by real clients: the harness's bytes and parsing, and the OpenAI package."""
+"""The server seen by real clients: the harness's bytes and parsing, and curl."""
 
 from __future__ import annotations
 
@@ -66,32 +66,6 @@ def test_the_harness_client_reports_failures(start: Any, script: Any) -> None:
         whole = client.chat({**body, "stream": False})
         assert (whole.content, whole.finish_reason) == ("one two three", "stop")
         assert client.chat({**body, "stream_options": {"include_usage": True}}).usage is not None
-
-
-def test_the_openai_package(running: Any) -> None:
-    openai = pytest.importorskip("openai")
-    running.script.reply = f"Looking.\n{CALL}"
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{running.port}/v1", api_key="none", max_retries=0)
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    messages = [{"role": "user", "content": "hi"}]
-    answer = client.chat.completions.create(model="tiny", messages=messages, tools=[BASH])
-    assert answer.choices[0].message.tool_calls[0].function.arguments == '{"command": "ls -la"}'
-    assert answer.choices[0].finish_reason == "tool_calls"
-    with client.chat.completions.stream(model="tiny", messages=messages, tools=[BASH]) as stream:
-        for _ in stream:
-            pass
-        final = stream.get_final_completion()
-    assert final.choices[0].message.content.strip() == "Looking."
-    assert final.choices[0].message.tool_calls[0].function.name == "bash"
-    assert client.completions.create(model="tiny", prompt="x", max_tokens=99).choices[0].text.startswith("Looking.")
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="tiny", messages=messages, temperature=5)
-    assert caught.value.param == "temperature"
-    with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(model="gpt-4", messages=messages)
-    with client.chat.completions.create(model="tiny", messages=messages, stream=True) as stream:
-        next(iter(stream))
-    assert running.settled()
 
 
 def test_the_printed_curl_command_works(running: Any) -> None:

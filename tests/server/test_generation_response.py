@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from edgellm.runtime.types import Output, Usage
-from edgellm.server.completions import CompletionAnswer
+from edgellm.runtime.types import Output, Request, Usage
+from edgellm.server.answer import Kind, OpenAIAnswer
+from edgellm.server.completion_answer import CompletionChoice
+from edgellm.server.generations import Generations
 from edgellm.server.metrics import Metrics
+from edgellm.server.sampling import Streaming
 from edgellm.server.settings import ServerSettings
 from edgellm.server.sse import GenerationResponse
 
@@ -45,7 +48,7 @@ class Listed:
 LAST = Output(text="b", finish_reason="stop", usage=Usage(3, 1, 2))
 
 
-def run(generation: Listed, *, stream: bool, stalled: bool = False, **changes: Any) -> tuple[list[Message], Metrics]:
+def run(*generations: Listed, stream: bool, stalled: bool = False, **changes: Any) -> tuple[list[Message], Metrics]:
     """Messages that the response sent. `stalled`: the client takes nothing after the headers."""
     sent: list[Message] = []
     metrics = Metrics(NoState)
@@ -60,9 +63,19 @@ def run(generation: Listed, *, stream: bool, stalled: bool = False, **changes: A
         return {"type": "http.disconnect"}
 
     async def go() -> None:
-        answer = CompletionAnswer("x", "m", None, logprobs=False, include_usage=False)  # type: ignore[arg-type]
+        numbers = range(len(generations))
+        answer = OpenAIAnswer(
+            Kind("chunk", "whole"),
+            [Request(str(n), (1,)) for n in numbers],
+            [CompletionChoice(n, None, echo="", logprobs=False) for n in numbers],  # type: ignore[arg-type]
+            model="m",
+            fingerprint="fp",
+            per_prompt=len(generations),
+            streaming=Streaming(stream, usage=False, running_usage=False),
+        )
         settings = ServerSettings(model="m", **changes)
-        response = GenerationResponse(generation, answer, settings, metrics, stream=stream)  # type: ignore[arg-type]
+        together = Generations(generations)  # type: ignore[arg-type]
+        response = GenerationResponse(together, answer, settings, metrics, stream=stream)
         await response({"type": "http", "state": {}}, receive, send)
 
     asyncio.run(go())
@@ -124,3 +137,42 @@ def test_a_client_that_takes_no_data_is_given_up() -> None:
     assert len(sent) == 1
     assert generation.cancelled
     assert outcome(metrics, "error") == 1
+
+
+class Endless(Listed):
+    """Gives text until it is cancelled, and then its abort."""
+
+    async def __aiter__(self) -> AsyncIterator[Output]:
+        while not self.cancelled:
+            await asyncio.sleep(0)
+            yield Output(text="x")
+        yield Output(finish_reason="abort")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_one_generation_that_fails_fails_all(stream: bool, caplog: pytest.LogCaptureFixture) -> None:
+    others = Endless(), Endless()
+    failing = Listed(Output(finish_reason="error", error="boom"))
+    sent, metrics = run(others[0], failing, others[1], stream=stream)
+    assert all(generation.cancelled for generation in (failing, *others))
+    if sent[0]["status"] == 200:  # another choice had begun the stream
+        assert stream
+        assert sent[-1]["more_body"]
+    else:
+        assert sent[0]["status"] == 500
+    assert outcome(metrics, "error") == 3
+    assert "boom" in caplog.text
+
+
+def test_no_generation_is_left_when_one_is_refused() -> None:
+    started: list[Listed] = []
+
+    def submit(_: Request) -> Listed:
+        if len(started) == 2:
+            raise ValueError("full")
+        started.append(Listed())
+        return started[-1]
+
+    with pytest.raises(ValueError, match="full"):
+        Generations.submit(submit, [Request(str(n), (1,)) for n in range(3)])  # type: ignore[arg-type]
+    assert [generation.cancelled for generation in started] == [True, True]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,27 +13,30 @@ from hypothesis import strategies as st
 
 from edgellm.decode.params import SamplingParams
 from edgellm.errors import RequestError
+from edgellm.server.answer import Job
 from edgellm.server.chat import ChatJob, read_chat
-from edgellm.server.completions import CompletionJob, read_completion
+from edgellm.server.completions import read_completion
 from edgellm.server.errors import ApiError
 from edgellm.server.settings import ServerSettings
 
 SETTINGS = ServerSettings(model="m", aliases=("other",))
 CONTEXT = 2048
 HI = [{"role": "user", "content": "hi"}]
+STATS = "stream_options.continuous_usage_stats"
 TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture(scope="module")
 def llm(tokenizer: Any) -> Any:
-    return SimpleNamespace(tokenizer=tokenizer[0], renderer=tokenizer[1], info=SimpleNamespace(max_tokens=CONTEXT))
+    info = SimpleNamespace(max_tokens=CONTEXT, fingerprint="weights")
+    return SimpleNamespace(tokenizer=tokenizer[0], renderer=tokenizer[1], info=info)
 
 
 def chat(llm: Any, settings: ServerSettings = SETTINGS, **body: Any) -> ChatJob:
     return read_chat(json.dumps({"messages": HI, **body}).encode(), llm, settings)
 
 
-def completion(llm: Any, **body: Any) -> CompletionJob:
+def completion(llm: Any, **body: Any) -> Job:
     return read_completion(json.dumps(body).encode(), llm, SETTINGS)
 
 
@@ -44,11 +48,11 @@ def refused(llm: Any, **body: Any) -> RequestError:
 
 def test_defaults(llm: Any) -> None:
     job = chat(llm)
-    sampling = job.request.sampling
+    sampling = job.requests[0].sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (1.0, 0, 1.0)
-    assert sampling.max_tokens == CONTEXT - len(job.request.prompt)
+    assert sampling.max_tokens == CONTEXT - len(job.requests[0].prompt)
     assert not job.stream
-    assert chat(llm).request.sampling.seed != sampling.seed  # sampled requests without a seed differ
+    assert chat(llm).requests[0].sampling.seed != sampling.seed  # sampled requests without a seed differ
 
 
 def test_every_sampling_field_takes_effect(llm: Any) -> None:
@@ -91,8 +95,8 @@ def test_every_sampling_field_takes_effect(llm: Any) -> None:
         ignore_eos=True,
         logprobs=2,
     )
-    assert job.request.sampling == expected
-    assert job.request.cache.salt == "tenant"
+    assert job.requests[0].sampling == expected
+    assert job.requests[0].cache.salt == "tenant"
     assert job.stream
 
 
@@ -100,7 +104,7 @@ def test_server_defaults_fill_what_is_left_out(llm: Any) -> None:
     settings = ServerSettings(
         model="m", sampling=SamplingParams(temperature=0.6, top_k=20, max_tokens=9), prefix_cache=False, deadline_s=3.0
     )
-    request = chat(llm, settings, top_k=-1).request
+    request = chat(llm, settings, top_k=-1).requests[0]
     assert (request.sampling.temperature, request.sampling.top_k, request.sampling.max_tokens) == (0.6, 0, 9)
     assert (request.cache.read, request.cache.write, request.deadline_s) == (False, False, 3.0)
 
@@ -114,7 +118,7 @@ def test_server_defaults_fill_what_is_left_out(llm: Any) -> None:
         ("top_p", [0, 2, -0.1, "x"]),
         ("top_k", [-5, 1.5, "1", 10**10]),
         ("min_p", [-0.1, 1.1]),
-        ("n", [0, 2, 1.5, "1", 10**9]),
+        ("n", [0, 9, 1.5, "1", 10**9]),
         ("seed", [2**70, -(2**70), 1.5, "1"]),
         ("stop", ["", 5, {}, ["a"] * 17, "x" * 2000]),
         ("presence_penalty", [-3, 3, "0"]),
@@ -139,6 +143,11 @@ def test_server_defaults_fill_what_is_left_out(llm: Any) -> None:
         ("chat_template", ["{{ x }}"]),
         ("guided_json", [{"type": "object"}]),
         ("echo", [True]),
+        ("moderation", [{}]),
+        ("web_search_options", [{}]),
+        ("prediction", ["x", []]),
+        ("reasoning_effort", [5]),
+        ("skip_special_tokens", [False, 1]),
         ("min_tokens", [-1, "1"]),
         ("ignore_eos", [1]),
     ],
@@ -161,6 +170,11 @@ def test_wrong_values_name_the_field(llm: Any, field: str, values: list[Any]) ->
         ({"logit_bias": {"²": 1}}, "logit_bias.²"),
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"stream_options": {"include_usage": "yes"}}, "stream_options.include_usage"),
+        ({"stream_options": {"include_usage": True, "continuous_usage_stats": 1}}, STATS),
+        ({"prediction": {}}, "prediction.type"),
+        ({"prediction": {"type": "text", "content": "x"}}, "prediction.type"),
+        ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
+        ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction.content[0].type"),
         ({"response_format": {"type": "json_object"}}, "response_format.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
@@ -199,36 +213,96 @@ def test_nested_errors_name_the_path(llm: Any, body: dict[str, Any], param: str)
     assert refused(llm, **body).param == param
 
 
+def test_choices_have_their_own_seeds_and_ids(llm: Any) -> None:
+    requests = chat(llm, n=3, seed=2**64 - 1).requests
+    assert [request.sampling.seed for request in requests] == [2**64 - 1, 0, 1]
+    assert len({request.id for request in requests}) == 3
+    assert requests[0] == replace(chat(llm, seed=2**64 - 1).requests[0], id=requests[0].id)
+    assert {request.prompt for request in requests} == {requests[0].prompt}
+
+
+def test_choices_of_several_prompts(llm: Any) -> None:
+    requests = completion(llm, prompt=["a", "b c", "a"], n=2, best_of=2, seed=7).requests
+    assert [request.sampling.seed for request in requests] == [7, 8] * 3
+    assert len({request.id for request in requests}) == 6
+    prompts = [request.prompt for request in requests]
+    assert prompts[0] == prompts[1] == prompts[4] == prompts[5]
+    assert prompts[2] == prompts[3] != prompts[0]
+    unseeded = completion(llm, prompt=["a", "a"]).requests
+    assert unseeded[0].sampling.seed != unseeded[1].sampling.seed
+    greedy = completion(llm, prompt=["a", "a"], temperature=0).requests
+    assert greedy[0].sampling == greedy[1].sampling
+
+
+@pytest.mark.parametrize(("name", "small"), [("messages", {"max_messages": 1}), ("tools", {"max_tools": 1})])
+def test_lists_are_bounded_by_settings(llm: Any, name: str, small: dict[str, int]) -> None:
+    body = {name: HI * 2 if name == "messages" else [TOOL, TOOL]}
+    chat(llm, **body)
+    with pytest.raises(RequestError, match="at most 1 entries") as caught:
+        chat(llm, ServerSettings(model="m", **small), **body)
+    assert caught.value.param == name
+
+
+def test_stops_and_choices_are_bounded_by_settings(llm: Any) -> None:
+    for name, value, small in (("stop", ["a", "b"], {"max_stops": 1}), ("n", 2, {"max_n": 1})):
+        with pytest.raises(RequestError) as caught:
+            chat(llm, ServerSettings(model="m", **small), **{name: value})
+        assert caught.value.param == name
+    with pytest.raises(RequestError, match="deeper than 3 levels"):
+        chat(llm, ServerSettings(model="m", max_depth=3), x=[[[]]])
+
+
 def test_null_means_not_given(llm: Any) -> None:
     names = "max_tokens temperature top_p top_k seed stop n logit_bias logprobs tools tool_choice response_format"
     names += " stream stream_options parallel_tool_calls chat_template_kwargs user functions model"
     plain, nulled = chat(llm, seed=1), chat(llm, **{**dict.fromkeys(names.split()), "seed": 1})
-    assert nulled.request.sampling == plain.request.sampling
-    assert nulled.request.prompt == plain.request.prompt
+    assert nulled.requests[0].sampling == plain.requests[0].sampling
+    assert nulled.requests[0].prompt == plain.requests[0].prompt
 
 
 def test_ignored_and_unknown_fields_change_nothing(llm: Any) -> None:
     extra = {"user": "u", "metadata": {"a": 1}, "store": True, "service_tier": "flex", "no_such_field": {"x": [1]}}
-    assert chat(llm, seed=1, **extra).request.prompt == chat(llm, seed=1).request.prompt
-    assert chat(llm, seed=1, **extra).request.sampling == chat(llm, seed=1).request.sampling
+    assert chat(llm, seed=1, **extra).requests[0].prompt == chat(llm, seed=1).requests[0].prompt
+    assert chat(llm, seed=1, **extra).requests[0].sampling == chat(llm, seed=1).requests[0].sampling
 
 
 def test_thinking_is_the_servers_default_unless_asked(llm: Any) -> None:
     on = ServerSettings(model="m", enable_thinking=True)
-    off, forced = chat(llm).request.prompt, chat(llm, chat_template_kwargs={"enable_thinking": True}).request.prompt
+    off, forced = (
+        chat(llm).requests[0].prompt,
+        chat(llm, chat_template_kwargs={"enable_thinking": True}).requests[0].prompt,
+    )
     assert off != forced
-    assert chat(llm, on).request.prompt == forced
-    assert chat(llm, enable_thinking=True).request.prompt == forced
+    assert chat(llm, on).requests[0].prompt == forced
+    assert chat(llm, enable_thinking=True).requests[0].prompt == forced
     assert (
-        chat(llm, on, chat_template_kwargs={"enable_thinking": False, "preserve_thinking": True}).request.prompt == off
+        chat(llm, on, chat_template_kwargs={"enable_thinking": False, "preserve_thinking": True}).requests[0].prompt
+        == off
+    )
+
+
+def test_effort_none_turns_thinking_off(llm: Any) -> None:
+    on = ServerSettings(model="m", enable_thinking=True)
+    thinking, off = chat(llm, on).requests[0].prompt, chat(llm).requests[0].prompt
+    assert chat(llm, on, reasoning_effort="none").requests[0].prompt == off
+    for effort in ("minimal", "low", "medium", "high", "xhigh", "max", "some later one", None):
+        assert chat(llm, on, reasoning_effort=effort).requests[0].prompt == thinking
+        assert chat(llm, reasoning_effort=effort).requests[0].prompt == off
+    assert chat(llm, on, reasoning_effort="none", enable_thinking=True).requests[0].prompt == thinking
+
+
+def test_a_refusal_in_the_history_is_its_text(llm: Any) -> None:
+    refusal, content = ({"role": "assistant", key: "No."} for key in ("refusal", "content"))
+    assert chat(llm, messages=[*HI, refusal, *HI]).requests[0].prompt == (
+        chat(llm, messages=[*HI, content, *HI]).requests[0].prompt
     )
 
 
 def test_tool_choice_none_hides_the_tools(llm: Any) -> None:
-    assert chat(llm, tools=[TOOL], tool_choice="none").request.prompt == chat(llm).request.prompt
-    assert chat(llm, tools=[], tool_choice="auto").request.prompt == chat(llm).request.prompt
-    assert chat(llm, tools=[TOOL], tool_choice="auto").request.prompt == chat(llm, tools=[TOOL]).request.prompt
-    assert chat(llm, tools=[TOOL]).request.prompt != chat(llm).request.prompt
+    assert chat(llm, tools=[TOOL], tool_choice="none").requests[0].prompt == chat(llm).requests[0].prompt
+    assert chat(llm, tools=[], tool_choice="auto").requests[0].prompt == chat(llm).requests[0].prompt
+    assert chat(llm, tools=[TOOL], tool_choice="auto").requests[0].prompt == chat(llm, tools=[TOOL]).requests[0].prompt
+    assert chat(llm, tools=[TOOL]).requests[0].prompt != chat(llm).requests[0].prompt
 
 
 def test_odd_tool_schemas_are_tolerated(llm: Any) -> None:
@@ -250,10 +324,10 @@ def test_agent_histories_are_accepted(llm: Any) -> None:
     alias = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "R", "audio": None}
     result = {"role": "tool", "tool_call_id": "functions.bash:0", "content": "a"}
     tools = [TOOL]
-    prompt = chat(llm, messages=[*HI, recorded, result], tools=tools).request.prompt
-    assert chat(llm, messages=[*HI, alias, result], tools=tools).request.prompt == prompt
+    prompt = chat(llm, messages=[*HI, recorded, result], tools=tools).requests[0].prompt
+    assert chat(llm, messages=[*HI, alias, result], tools=tools).requests[0].prompt == prompt
     parts = {**result, "content": [{"type": "text", "text": "a"}]}
-    assert chat(llm, messages=[*HI, recorded, parts], tools=tools).request.prompt == prompt
+    assert chat(llm, messages=[*HI, recorded, parts], tools=tools).requests[0].prompt == prompt
     two = {"role": "assistant", "content": "", "tool_calls": [call, second]}
     for tail in ([result], [{**result, "tool_call_id": "unknown"}], [], [{"role": "tool", "content": None}]):
         chat(llm, messages=[*HI, two, *tail, {"role": "user", "content": "go on"}], tools=tools)
@@ -270,7 +344,7 @@ def test_the_harness_and_the_server_render_alike(llm: Any) -> None:
         {"role": "tool", "content": "out", "tool_call_id": "a:0"},
     ]
     rendered = llm.renderer.render(messages, tools=[TOOL], enable_thinking=False)
-    request = chat(llm, messages=messages, tools=[TOOL]).request
+    request = chat(llm, messages=messages, tools=[TOOL]).requests[0]
     assert request.prompt == rendered.token_ids
     assert request.stable_lengths == rendered.stable_lengths
 
@@ -287,9 +361,9 @@ def test_context_overflow_and_clamp(llm: Any) -> None:
     assert f"tokens > {CONTEXT - 1} maximum" in str(error)
     assert str(error).startswith("prompt is too long: ")
     for limit in (4096, 10**12):
-        request = chat(llm, max_tokens=limit).request
+        request = chat(llm, max_tokens=limit).requests[0]
         assert len(request.prompt) + request.sampling.max_tokens == CONTEXT
-    full = completion(llm, prompt=[5] * (CONTEXT - 1), max_tokens=50).request
+    full = completion(llm, prompt=[5] * (CONTEXT - 1), max_tokens=50).requests[0]
     assert full.sampling.max_tokens == 1
     with pytest.raises(RequestError, match="too long") as caught:
         completion(llm, prompt=[5] * CONTEXT)
@@ -297,11 +371,11 @@ def test_context_overflow_and_clamp(llm: Any) -> None:
 
 
 def test_completion_prompts(llm: Any) -> None:
-    ids = completion(llm, prompt="a<|im_end|>b").request.prompt
+    ids = completion(llm, prompt="a<|im_end|>b").requests[0].prompt
     assert llm.tokenizer.added["<|im_end|>"] in ids
     for same in (list(ids), ["a<|im_end|>b"], [list(ids)]):
-        assert completion(llm, prompt=same).request.prompt == ids
-    request = completion(llm, prompt="x").request
+        assert completion(llm, prompt=same).requests[0].prompt == ids
+    request = completion(llm, prompt="x").requests[0]
     assert (request.sampling.max_tokens, request.stable_lengths) == (16, None)
 
 
@@ -314,18 +388,26 @@ def test_completion_prompts(llm: Any) -> None:
         ({"prompt": []}, "prompt"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": {}}, "prompt"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": [[1], [2]]}, "prompt"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": ["a", 5]}, "prompt[1]"),
+        ({"prompt": [[1], []]}, "prompt[1]"),
+        ({"prompt": [[1], [2, "x"]]}, "prompt[1][1]"),
+        ({"prompt": ["a"] * 65}, "prompt"),
+        ({"prompt": ["a"] * 33, "n": 2}, "prompt"),
+        ({"prompt": ["a", [5] * CONTEXT]}, "prompt[1]"),
         ({"prompt": [1, -1]}, "prompt[1]"),
         ({"prompt": [1, 10**9]}, "prompt[1]"),
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": [1, 1.0]}, "prompt[1]"),
         ({"prompt": [True]}, "prompt[0]"),
         ({"prompt": [["a"]]}, "prompt[0][0]"),
-        ({"prompt": "a", "echo": True}, "echo"),
+        ({"prompt": "a", "echo": True, "logprobs": 0}, "echo"),
+        ({"prompt": "a", "prediction": {"type": "content"}}, "prediction.content"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "best_of": 2}, "best_of"),
-        ({"prompt": "a", "n": 2}, "n"),
+        ({"prompt": "a", "best_of": 3, "n": 2}, "best_of"),
+        ({"prompt": "a", "best_of": 0}, "best_of"),
+        ({"prompt": "a", "n": 9}, "n"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "logprobs": True}, "logprobs"),
     ],

@@ -1,0 +1,141 @@
+"""The envelope of an OpenAI answer: ids, choices, usage. The choices themselves are those of one API surface.
+
+What must stay true: a chunk carries exactly one choice (some clients read no other), but for the last one of
+`include_usage`, which carries none; the whole body has the choices in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgellm.runtime.types import Output, Request, Usage
+from edgellm.server.sampling import Streaming
+from edgellm.server.sse import Answer
+from edgellm.server.usage import running_usage, total_usage, usage_object
+
+
+class Choice(Protocol):
+    """One answer among those of a request. It makes entries of `choices`."""
+
+    @property
+    def complete(self) -> bool:
+        """Finished although the model would go on: its generation is to be stopped."""
+        ...
+
+    @property
+    def empty(self) -> bool:
+        """Neither text nor a tool call."""
+        ...
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Generated tokens that were reasoning; None when they are not counted."""
+        ...
+
+    def opening(self) -> Iterable[dict[str, Any]]:
+        """Entries that open its stream."""
+        ...
+
+    def feed(self, output: Output) -> Iterable[dict[str, Any]]:
+        """Entries of one output; with the last output the closing one too."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """The entry of the whole body, after everything was fed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Names of an API surface: `object` of a chunk and of a whole body."""
+
+    chunk: str
+    whole: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request that was read and found to fit: what remains is to run it."""
+
+    requests: tuple[Request, ...]  # one per choice
+    answer: Answer
+    stream: bool
+
+
+class OpenAIAnswer:
+    """Implements `sse.Answer`.
+
+    Args:
+        requests: one per choice, `per_prompt` to each prompt; the answer's id is that of the first.
+        model: the name to answer under.
+        fingerprint: of the model and this version.
+        choices: one per request.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        requests: Sequence[Request],
+        choices: Sequence[Choice],
+        *,
+        model: str,
+        fingerprint: str,
+        per_prompt: int,
+        streaming: Streaming,
+    ) -> None:
+        self._head = {
+            "id": requests[0].id,
+            "object": kind.chunk if streaming.stream else kind.whole,
+            "created": int(time.time()),
+            "model": model,
+            "system_fingerprint": fingerprint,
+        }
+        self._choices = choices
+        self._per_prompt = per_prompt
+        self._streaming = streaming
+        self._prompt_tokens = sum(len(request.prompt) for request in requests[::per_prompt])
+        self._generated = 0
+        self._usages: list[Usage | None] = [None] * len(choices)
+
+    @property
+    def usage(self) -> Usage | None:
+        return total_usage(self._usages, self._per_prompt)
+
+    def complete(self, index: int) -> bool:
+        return self._choices[index].complete
+
+    def empty(self, index: int) -> bool:
+        return self._choices[index].empty
+
+    def opening(self) -> Iterator[dict[str, Any]]:
+        for choice in self._choices:
+            yield from map(self._chunk, choice.opening())
+
+    def feed(self, index: int, output: Output) -> Iterator[dict[str, Any]]:
+        self._generated += len(output.token_ids)
+        if output.finish_reason is not None:
+            self._usages[index] = output.usage
+        yield from map(self._chunk, self._choices[index].feed(output))
+
+    def closing(self) -> Iterator[dict[str, Any]]:
+        if self._streaming.usage:
+            yield {**self._head, "choices": [], "usage": self._usage_object()}
+
+    def body(self) -> dict[str, Any]:
+        choices = [choice.whole() for choice in self._choices]
+        return {**self._head, "choices": choices, "usage": self._usage_object()}
+
+    def _chunk(self, entry: dict[str, Any]) -> dict[str, Any]:
+        chunk: dict[str, Any] = {**self._head, "choices": [entry]}
+        if self._streaming.usage:
+            running = self._streaming.running_usage
+            chunk["usage"] = running_usage(self._prompt_tokens, self._generated) if running else None
+        return chunk
+
+    def _usage_object(self) -> dict[str, Any] | None:
+        counts = [choice.reasoning_tokens for choice in self._choices]
+        reasoning = None if None in counts else sum(count for count in counts if count is not None)
+        return usage_object(self.usage, reasoning)

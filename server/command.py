@@ -1,0 +1,78 @@
+"""The options of `edgellm serve`. Heavy modules are imported inside, so that `--help` is quick."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edgellm.cli_options import BundleArg, ContextOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
+
+_API_KEY = "Require this key, as a bearer token or x-api-key; may be repeated. Also from $EDGELLM_API_KEY(S)."
+
+
+def serve(
+    bundle: BundleArg,
+    host: Annotated[str, typer.Option(help="Address to bind.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to bind.")] = 8080,
+    model: Annotated[
+        str | None, typer.Option(help="Name that /v1/models reports (default: the folder's, less .bundle).")
+    ] = None,
+    alias: Annotated[list[str] | None, typer.Option(help="Further name of the model; may be repeated.")] = None,
+    api_key: Annotated[list[str] | None, typer.Option(help=_API_KEY)] = None,
+    api_key_file: Annotated[Path | None, typer.Option(help="File of keys, one a line.")] = None,
+    cors_origin: Annotated[
+        list[str] | None, typer.Option(help="Let web pages of this origin use the API ('*': of all); may be repeated.")
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate chain (PEM): serve HTTPS.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its private key (PEM).")] = None,
+    log_format: Annotated[str, typer.Option(help="text | json")] = "text",
+    shutdown_grace: Annotated[
+        int, typer.Option(min=0, help="Seconds that running requests have when the server is told to stop.")
+    ] = 10,
+    thinking: Annotated[bool, typer.Option(help="Thinking on unless a request says otherwise.")] = False,
+    context: ContextOpt = None,
+    slots: SlotsOpt = 4,
+    threads: ThreadsOpt = None,
+    prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens prefilled between decode steps.")] = 512,
+    no_speculation: NoSpeculationOpt = False,
+    no_cache: Annotated[bool, typer.Option("--no-cache", help="Prefill every prompt from its start.")] = False,
+    cache_bytes: Annotated[
+        int | None, typer.Option(help="Bytes for cached KV blocks (default: from free memory).")
+    ] = None,
+    snapshot_bytes: Annotated[int | None, typer.Option(help="Bytes for recurrent snapshots.")] = None,
+    cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
+) -> None:
+    """Serve the OpenAI-compatible endpoint."""
+    from edgellm.runtime.llm import LLM
+    from edgellm.server.keys import gather_keys
+    from edgellm.server.run import run_server
+    from edgellm.server.settings import ServerSettings
+
+    settings = ServerSettings(
+        model=model or bundle.resolve().name.removesuffix(".bundle"),
+        aliases=tuple(alias or ()),
+        host=host,
+        port=port,
+        api_keys=gather_keys(api_key or (), os.environ, api_key_file),
+        cors_origins=tuple(cors_origin or ()),
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        log_format=log_format,
+        shutdown_grace_s=shutdown_grace,
+        enable_thinking=thinking,
+    )
+    with LLM(
+        bundle,
+        context=context,
+        slots=slots,
+        threads=threads,
+        prefill_chunk=prefill_chunk,
+        speculation=None if no_speculation else "auto",
+        cache_bytes=0 if no_cache else cache_bytes,
+        snapshot_bytes=0 if no_cache else snapshot_bytes,
+        cache_dir=cache_dir,
+    ) as llm:
+        run_server(llm, settings)
