@@ -2,8 +2,8 @@
 
 Rules that clients may rely on, besides what `parameters.CHAT` says of each field:
 * `max_tokens` and `max_completion_tokens` mean the same; a limit beyond the context is clamped.
-* `tool_choice` is "auto" or "none"; forcing a call is refused. `parallel_tool_calls: false` ends the answer after the
-  first complete call. A schema's `strict` has no effect: argument types follow the schema by parsing.
+* The form of the answer (`response_format`, `tool_choice`, …) is the matter of `structured`.
+  `parallel_tool_calls: false` ends the answer after the first complete call.
 * Thinking is decided by `chat_template_kwargs.enable_thinking`, else by `enable_thinking` at the top level, else
   `reasoning_effort: "none"` turns it off, else the server's default holds.
 * `stream_options` without `stream` has no effect; a usage chunk is sent only on `include_usage`.
@@ -22,17 +22,18 @@ from edgellm.server.body import parse_object
 from edgellm.server.chat_answer import ChatChoice
 from edgellm.server.choices import one_per_choice, read_n
 from edgellm.server.fields import Fields, bad_value, unsupported
-from edgellm.server.messages import read_messages, read_tools, tools_in_use
+from edgellm.server.messages import read_messages, read_tools
 from edgellm.server.names import check_model, new_id, system_fingerprint
 from edgellm.server.parameters import CHAT
 from edgellm.server.sampling import (
     check_prediction,
     clamp_to_context,
-    read_max_tokens,
+    read_count,
     read_sampling,
     read_stream,
 )
 from edgellm.server.settings import ServerSettings
+from edgellm.server.structured import THINKING_BUDGETS, check_end, read_form
 from edgellm.text.chat import Rendered
 from edgellm.text.parser import OutputParser
 
@@ -62,17 +63,21 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
     fields = Fields(parse_object(body, max_depth=settings.max_depth))
     model = check_model(fields, settings)
     fields.refuse(CHAT.refused)
-    _text_only(fields)
+    if any(kind != "text" for kind in fields.array("modalities") or ()):
+        raise unsupported(fields.at("modalities"), "only text output is supported")
     check_prediction(fields)
     n = read_n(fields, settings.max_n)
     streaming = read_stream(fields)
     messages = read_messages(fields, limit=settings.max_messages)
-    tools = tools_in_use(fields, read_tools(fields, limit=settings.max_tools))
+    form = read_form(fields, read_tools(fields, limit=settings.max_tools), llm.tool_grammars)
+    tools = form.tools
+    budget = read_count(fields, *THINKING_BUDGETS, low=0)
     one_call = fields.boolean("parallel_tool_calls") is False
-    limit = read_max_tokens(fields, "max_completion_tokens", "max_tokens")
+    limit = read_count(fields, "max_completion_tokens", "max_tokens")
     logprobs = _logprobs(fields)
     salt = fields.string("cache_salt") or ""
     sampling = read_sampling(fields, settings, vocab_size=llm.tokenizer.vocab_size, logprobs=logprobs)
+    check_end(fields, sampling, form.grammar, form.param)
     rendered = llm.renderer.render(messages, tools=tools or None, **render_options(fields, settings))
     limit = clamp_to_context(len(rendered.token_ids), limit or settings.sampling.max_tokens, llm.info.max_tokens)
     request = Request(
@@ -83,7 +88,15 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
         stable_lengths=rendered.stable_lengths,
         deadline_s=settings.deadline_s,
     )
-    requests = one_per_choice(request, n)
+    requests = tuple(
+        replace(
+            each,
+            constraint=llm.constraints.make(
+                form.grammar, param=form.param, thinking_open=rendered.thinking_open, max_thinking_tokens=budget
+            ),
+        )
+        for each in one_per_choice(request, n)
+    )
     choices = [
         ChatChoice(
             index,
@@ -126,19 +139,6 @@ def render_options(fields: Fields, settings: ServerSettings) -> dict[str, Any]:
     elif fields.boolean("add_generation_prompt") is False:
         options["add_generation_prompt"] = False
     return options
-
-
-def _text_only(fields: Fields) -> None:
-    """Refuse output forms other than free text."""
-    response_format = fields.fields("response_format")
-    if response_format is not None:
-        kind = response_format.string("type")
-        if kind in ("json_object", "json_schema", "structural_tag"):
-            raise unsupported(response_format.at("type"), f"{kind} is not supported yet; only 'text' is")
-        if kind not in (None, "text"):
-            raise bad_value(response_format.at("type"), f"must be 'text', got {kind[:40]!r}")
-    if any(kind != "text" for kind in fields.array("modalities") or ()):
-        raise unsupported(fields.at("modalities"), "only text output is supported")
 
 
 def _logprobs(fields: Fields) -> int | None:

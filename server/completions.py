@@ -27,11 +27,12 @@ from edgellm.server.sampling import (
     check_prediction,
     check_token_ids,
     clamp_to_context,
-    read_max_tokens,
+    read_count,
     read_sampling,
     read_stream,
 )
 from edgellm.server.settings import ServerSettings
+from edgellm.server.structured import check_end, read_grammar
 from edgellm.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -60,11 +61,13 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings) -> Job:
     check_prediction(fields)
     n = _read_n(fields, settings)
     streaming = read_stream(fields)
-    limit = read_max_tokens(fields, "max_tokens", "max_completion_tokens") or DEFAULT_MAX_TOKENS
+    limit = read_count(fields, "max_tokens", "max_completion_tokens") or DEFAULT_MAX_TOKENS
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = _read_echo(fields, logprobs)
     salt = fields.string("cache_salt") or ""
     sampling = read_sampling(fields, settings, vocab_size=llm.tokenizer.vocab_size, logprobs=logprobs)
+    grammar, param = read_grammar(fields, with_response_format=False)
+    check_end(fields, sampling, grammar, param)
     prompts = _read_prompts(fields, llm.tokenizer, n, settings.max_choices)
     request_id = new_id("cmpl")
     requests: list[Request] = []
@@ -77,7 +80,10 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings) -> Job:
             cache=CacheParams(read=settings.prefix_cache, write=settings.prefix_cache, salt=salt),
             deadline_s=settings.deadline_s,
         )
-        requests += one_per_choice(request, n, first=len(requests))
+        requests += [
+            replace(each, constraint=llm.constraints.make(grammar, param=param, thinking_open=False))
+            for each in one_per_choice(request, n, first=len(requests))
+        ]
     choices = [
         CompletionChoice(
             index, llm.tokenizer, echo=prompts[index // n].text if echo else "", logprobs=logprobs is not None

@@ -145,22 +145,3 @@ def read_tools(fields: Fields, *, limit: int) -> list[dict[str, Any]]:
         function.string("description")
         function.object("parameters")
     return tools
-
-
-def tools_in_use(fields: Fields, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The tools that the model may call under `tool_choice`.
-
-    ``"none"`` leaves them out of the prompt: a model that does not see tools calls none. Forcing a call needs a
-    grammar and is refused.
-    """
-    path = fields.at("tool_choice")
-    choice = fields.data.get("tool_choice")
-    if choice is None or choice == "auto":
-        return tools
-    if choice == "none":
-        return []
-    if choice == "required" or isinstance(choice, dict):
-        raise unsupported(path, "forcing a tool call is not supported yet; use 'auto' or 'none'")
-    if isinstance(choice, str):
-        raise bad_value(path, f"must be 'auto', 'none', 'required' or an object, got {choice[:40]!r}")
-    raise wrong_type(path, "a string or an object", choice)

@@ -43,25 +43,20 @@ _SAMPLING = {
     "skip_special_tokens": "only true: control tokens are never shown",
 }
 
-# Constraints that other servers take under these names. Obeying them needs a grammar; ignoring them would return text
-# that breaks what the client asked for.
-_CONSTRAINTS = dict.fromkeys(
-    (
-        "guided_json",
-        "guided_regex",
-        "guided_choice",
-        "guided_grammar",
-        "structured_outputs",
-        "json_schema",
-        "regex",
-        "ebnf",
-        "grammar",
-    ),
-    "constrained output is not supported yet",
-)
+# The form of the answer, under the names that other servers use; one at a time.
+_FORMS = {
+    "guided_json": "a JSON schema, or text that holds one",
+    "guided_regex": "a regular expression (Rust's syntax) for the whole answer",
+    "guided_choice": "an array of strings, of which the answer is one",
+    "guided_grammar": "a grammar in llguidance's Lark or in GBNF",
+    "structured_outputs": "an object with one of json, json_object, regex, choice and grammar",
+    "json_schema": "the same as guided_json",
+    "regex": "the same as guided_regex",
+    "ebnf": "the same as guided_grammar",
+    "grammar": "the same as guided_grammar",
+}
 
 _REFUSED = {
-    **_CONSTRAINTS,
     "allowed_token_ids": "not supported; see logit_bias",
     "bad_words": "not supported; see logit_bias",
     "include_stop_str_in_output": "not supported",
@@ -81,16 +76,20 @@ _IGNORED = {
 CHAT = Parameters(
     honoured={
         **_SAMPLING,
+        **_FORMS,
         "messages": "the conversation: text only",
         "tools": "functions that the model may call",
-        "tool_choice": "'auto' or 'none'; forcing a call is refused",
+        "tool_choice": "'auto', 'none', 'required', a function, or allowed_tools",
         "parallel_tool_calls": "false: the answer ends after its first complete call",
-        "response_format": "only type 'text'",
+        "response_format": "type text, json_object or json_schema",
         "modalities": "only ['text']",
         "logprobs": "true: log-probabilities of every generated token",
         "top_logprobs": "alternatives per token, 0 to 20; needs logprobs",
         "reasoning_effort": "'none': thinking off; other efforts leave the server's default",
         "enable_thinking": "whether the model thinks first; goes before reasoning_effort",
+        "max_thinking_tokens": "reasoning is closed after that many tokens",
+        "thinking_token_budget": "the same as max_thinking_tokens",
+        "thinking_budget": "the same as max_thinking_tokens",
         "chat_template_kwargs": "arguments of the checkpoint's template; go before enable_thinking",
         "add_generation_prompt": "false: the prompt does not open the answer",
         "continue_final_message": "true: the answer continues the last message, the assistant's",
@@ -123,6 +122,7 @@ CHAT = Parameters(
 COMPLETION = Parameters(
     honoured={
         **_SAMPLING,
+        **_FORMS,
         "prompt": "a string, an array of token ids, or an array of either; choices are numbered prompt by prompt",
         "echo": "true: the prompt's text in front of the answer; not together with logprobs",
         "best_of": "only equal to n",

@@ -14,6 +14,7 @@ from edgellm.server.messages import ROLES
 from edgellm.server.parameters import CHAT, COMPLETION, MESSAGE, STREAM_OPTIONS, Parameters
 from edgellm.server.schema_words import BOOLEAN, OPEN, STRING, TEXT, Schema, array, between, nullable, record, reference
 from edgellm.server.settings import ServerSettings
+from edgellm.server.structured import MAX_CHOICES, THINKING_BUDGETS
 
 
 def _list(items: Schema, **more: Any) -> Schema:
@@ -50,6 +51,15 @@ def _sampling(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
         },
         "cache_salt": STRING,
         "skip_special_tokens": BOOLEAN,
+        "guided_json": nullable("object", "string"),
+        "guided_regex": STRING,
+        "guided_choice": _list(TEXT, minItems=1, maxItems=MAX_CHOICES),
+        "guided_grammar": STRING,
+        "structured_outputs": OPEN,
+        "json_schema": nullable("object", "string"),
+        "regex": STRING,
+        "ebnf": STRING,
+        "grammar": STRING,
     }
 
 
@@ -60,12 +70,15 @@ def _chat(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
         "tools": _list(reference("Tool"), maxItems=settings.max_tools),
         "tool_choice": {"anyOf": [{"enum": ["auto", "none", "required", None]}, {"type": "object"}]},
         "parallel_tool_calls": BOOLEAN,
-        "response_format": nullable("object", properties={"type": TEXT}),
+        "response_format": nullable(
+            "object", properties={"type": {"enum": ["text", "json_object", "json_schema"]}, "json_schema": OPEN}
+        ),
         "modalities": _list({"enum": ["text"]}),
         "logprobs": BOOLEAN,
         "top_logprobs": nullable("integer", minimum=0, maximum=MAX_LOGPROBS),
         "reasoning_effort": STRING,
         "enable_thinking": BOOLEAN,
+        **dict.fromkeys(THINKING_BUDGETS, nullable("integer", minimum=0)),
         "chat_template_kwargs": OPEN,
         "add_generation_prompt": BOOLEAN,
         "continue_final_message": BOOLEAN,

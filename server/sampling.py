@@ -51,11 +51,12 @@ def read_sampling(fields: Fields, settings: ServerSettings, *, vocab_size: int, 
     )
 
 
-def read_max_tokens(fields: Fields, *names: str) -> int | None:
-    """The output limit under any of its names; two that disagree are an error."""
-    found = {name: value for name in names if (value := fields.integer(name, 1, 2**63)) is not None}
+def read_count(fields: Fields, *names: str, low: int = 1) -> int | None:
+    """A number of tokens, at least `low`, under any of its names; two that disagree are an error."""
+    found = {name: value for name in names if (value := fields.integer(name, low, 2**63)) is not None}
     if len(set(found.values())) > 1:
-        raise bad_value(fields.at(names[0]), f"and {names[1]} are both set and differ")
+        first, second, *_ = found
+        raise bad_value(fields.at(first), f"and {second} are both set and differ")
     return next(iter(found.values()), None)
 
 

@@ -8,6 +8,8 @@ Rules that clients may rely on:
 * A tool with ``strict: true`` holds every call of the request to its schema, also under "auto"; where the model's form
   of calls begins with no token of its own that has no effect.
 * One form at a time: two fields that ask for one are an error, not a choice of ours.
+* A reasoning block is closed, as the template closes it, after `max_thinking_tokens`; up to three more complete a
+  character. Other servers' names for it mean the same.
 * A schema keyword that cannot be enforced is an error that names it. In tools that are not strict it has no effect.
 """
 
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from edgellm.decode.params import SamplingParams
 from edgellm.errors import RequestError
 from edgellm.server.body import parse_object
 from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
@@ -24,6 +27,7 @@ from edgellm.text.grammars import Grammar, choice_grammar, either, json_grammar,
 from edgellm.text.tool_grammars import ToolGrammars
 
 MAX_CHOICES: Final = 1024
+THINKING_BUDGETS: Final = ("max_thinking_tokens", "thinking_token_budget", "thinking_budget")
 Tool = dict[str, Any]
 
 
@@ -64,8 +68,8 @@ def read_form(fields: Fields, tools: list[Tool], grammars: ToolGrammars) -> Form
 def read_grammar(fields: Fields, *, with_response_format: bool) -> tuple[Grammar | None, str]:
     """The grammar of the answer and the field that asks for it; (None, "") when none does."""
     found: list[tuple[Grammar, str]] = []
-    if with_response_format and (grammar := _response_format(fields)) is not None:
-        found.append((grammar, fields.at("response_format")))
+    if with_response_format and (asked := _response_format(fields)) is not None:
+        found.append(asked)
     for name, read in _NAMES.items():
         if fields.data.get(name) is not None:
             found.append((read(fields, name), fields.at(name)))
@@ -78,7 +82,13 @@ def read_grammar(fields: Fields, *, with_response_format: bool) -> tuple[Grammar
     return found[0] if found else (None, "")
 
 
-def _response_format(fields: Fields) -> Grammar | None:
+def check_end(fields: Fields, sampling: SamplingParams, grammar: Grammar | None, param: str) -> None:
+    """Refuse to go on behind the end of a text that has a form."""
+    if grammar is not None and sampling.ignore_eos:
+        raise bad_value(fields.at("ignore_eos"), f"cannot go with {param}: behind the end of such an answer is nothing")
+
+
+def _response_format(fields: Fields) -> tuple[Grammar, str] | None:
     asked = fields.fields("response_format")
     if asked is None:
         return None
@@ -86,13 +96,13 @@ def _response_format(fields: Fields) -> Grammar | None:
         case None | "text":
             return None
         case "json_object":
-            return json_grammar({"type": "object"})
+            return json_grammar({"type": "object"}), asked.path
         case "json_schema":
             inner = asked.fields("json_schema")
             if inner is None:
                 raise bad_value(asked.at("json_schema"), "is required")
             inner.boolean("strict")
-            return _json(inner, "schema")
+            return _json(inner, "schema"), inner.at("schema")
         case other:
             raise unsupported(asked.at("type"), f"must be text, json_object or json_schema, got {other[:40]!r}")
 

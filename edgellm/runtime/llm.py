@@ -32,6 +32,7 @@ from edgellm.runtime.types import CacheParams, Output, Request
 from edgellm.text.chat import ChatRenderer
 from edgellm.text.grammars import Grammar
 from edgellm.text.tokenizer import Tokenizer
+from edgellm.text.tool_grammars import ToolGrammars
 
 DEFAULT_SLOTS = 4
 Messages = Sequence[Mapping[str, Any]]
@@ -132,6 +133,7 @@ class LLM:
         self.tokenizer = tokenizer
         self.renderer = renderer
         self.constraints = Constraints(tokenizer, vocab_size=executor.info.vocab_size, eos=eos)
+        self.tool_grammars = ToolGrammars("qwen3_coder", tokenizer.split, tokenizer.added)
         self._numbers = count()
         try:
             budgets = plan_budgets(

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bare_llm import bare_llm
 
 from edgellm.errors import RequestError
 from edgellm.server import chat, completions
@@ -53,6 +54,11 @@ VALUES: dict[str, Any] = {  # one that is accepted, for every honoured field
     "add_generation_prompt": True,
     "continue_final_message": False,
     "echo": False,
+    "max_thinking_tokens": 5,
+    **dict.fromkeys(("thinking_token_budget", "thinking_budget")),
+    # One form at a time: the others are read all the same.
+    **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")),
+    **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar")),
 }
 
 
@@ -107,8 +113,7 @@ def test_every_field_of_the_sdk_is_in_exactly_one_class(table: Parameters, names
 
 @pytest.fixture(scope="module")
 def llm(tokenizer: Any) -> Any:
-    info = SimpleNamespace(max_tokens=2048, fingerprint="weights")
-    return SimpleNamespace(tokenizer=tokenizer[0], renderer=tokenizer[1], info=info)
+    return bare_llm(*tokenizer, context=2048)
 
 
 @pytest.fixture(params=["chat", "completions"])

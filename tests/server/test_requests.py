@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bare_llm import bare_llm
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,8 +28,7 @@ TOOL = {"type": "function", "function": {"name": "ls", "parameters": {"type": "o
 
 @pytest.fixture(scope="module")
 def llm(tokenizer: Any) -> Any:
-    info = SimpleNamespace(max_tokens=CONTEXT, fingerprint="weights")
-    return SimpleNamespace(tokenizer=tokenizer[0], renderer=tokenizer[1], info=info)
+    return bare_llm(*tokenizer, context=CONTEXT)
 
 
 def chat(llm: Any, settings: ServerSettings = SETTINGS, **body: Any) -> ChatJob:
@@ -128,7 +127,7 @@ def test_server_defaults_fill_what_is_left_out(llm: Any) -> None:
         ("stream", ["true", 1, 0]),
         ("stream_options", [True, []]),
         ("tools", [{}, "x"]),
-        ("tool_choice", ["required", "any", 5, {"type": "function", "function": {"name": "ls"}}]),
+        ("tool_choice", ["required", "any", 5]),
         ("parallel_tool_calls", ["false", 0]),
         ("logprobs", [1, "true"]),
         ("top_logprobs", [21, -1, 1]),
@@ -141,7 +140,11 @@ def test_server_defaults_fill_what_is_left_out(llm: Any) -> None:
         ("messages", [[], {}, "hi", 5]),
         ("functions", [[{}]]),
         ("chat_template", ["{{ x }}"]),
-        ("guided_json", [{"type": "object"}]),
+        ("guided_json", [5, "{", {"type": "thing"}, {"$ref": "#"}]),
+        ("guided_regex", ["", 5, "("]),
+        ("guided_choice", [[], "yes"]),
+        ("guided_grammar", ["", "nothing"]),
+        ("max_thinking_tokens", [-1, "5", 1.5]),
         ("echo", [True]),
         ("moderation", [{}]),
         ("web_search_options", [{}]),
@@ -175,11 +178,13 @@ def test_wrong_values_name_the_field(llm: Any, field: str, values: list[Any]) ->
         ({"prediction": {"type": "text", "content": "x"}}, "prediction.type"),
         ({"prediction": {"type": "content", "content": 5}}, "prediction.content"),
         ({"prediction": {"type": "content", "content": [{"type": "image_url"}]}}, "prediction.content[0].type"),
-        ({"response_format": {"type": "json_object"}}, "response_format.type"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {"$ref": "#"}}}},
-            "response_format.type",
+            "response_format.json_schema.schema",
         ),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
+        ({"tool_choice": {"type": "function", "function": {"name": "ls"}}}, "tool_choice.function.name"),
+        ({"max_thinking_tokens": 5, "thinking_budget": 6}, "max_thinking_tokens"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"chat_template_kwargs": {"enable_thinking": "no"}}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": {"messages": HI}}, "chat_template_kwargs.messages"),
