@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from edgellm.server.schema_words import COUNT, OPEN, STRING, TEXT, Schema, array, nullable, record, reference
+from edgellm.server.settings import REASONING_FIELDS
 
 
 def _envelope(kind: str, choice: Schema, usage: Schema) -> Schema:
@@ -50,7 +51,7 @@ ANSWERS: dict[str, Schema] = {
                 "message": record(
                     {
                         **_MESSAGE_PARTS,
-                        "reasoning_content": TEXT,
+                        **dict.fromkeys(REASONING_FIELDS, TEXT),
                         "tool_calls": array(_CALL),
                     },
                     tuple(_MESSAGE_PARTS),
@@ -70,7 +71,7 @@ ANSWERS: dict[str, Schema] = {
                     {
                         "role": {"const": "assistant"},
                         "content": TEXT,
-                        "reasoning_content": TEXT,
+                        **dict.fromkeys(REASONING_FIELDS, TEXT),
                         "tool_calls": array(_CALL_DELTA),
                     },
                     (),

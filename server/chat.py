@@ -105,6 +105,7 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
             thinking_open=rendered.thinking_open,
             one_call=one_call,
             logprobs=logprobs is not None,
+            reasoning_field=settings.reasoning_field,
         )
         for index, each in enumerate(requests)
     ]

@@ -1,7 +1,8 @@
 """One choice of a chat completion, streamed or whole.
 
 Both forms come from the same deltas: the whole message is the merge of what would have been streamed. Reasoning is
-`reasoning_content` and never a second alias. Each tool call has its own index; its id and name are sent once and whole.
+`reasoning_content`, or `reasoning` where the server is set so, and never both: some clients add them up. Each tool call
+has its own index; its id and name are sent once and whole.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class ChatChoice:
         thinking_open: bool,
         one_call: bool,
         logprobs: bool,
+        reasoning_field: str,
     ) -> None:
+        self._reasoning_field = reasoning_field
         self._index = index
         self._tokenizer = tokenizer
         self._parser = parser
@@ -77,7 +80,7 @@ class ChatChoice:
             "refusal": None,
         }
         if self._thoughts:
-            message["reasoning_content"] = "".join(self._thoughts)
+            message[self._reasoning_field] = "".join(self._thoughts)
         if self._calls:
             message["tool_calls"] = self._calls
         return {
@@ -112,7 +115,7 @@ class ChatChoice:
                 return {"content": text}
             case ReasoningDelta(text):
                 self._thoughts.append(text)
-                return {"reasoning_content": text}
+                return {self._reasoning_field: text}
             case ToolCallStart(index, call_id, name):
                 self._calls.append(_call(call_id, name))
                 return {"tool_calls": [{"index": index, **_call(call_id, name)}]}

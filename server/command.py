@@ -33,6 +33,9 @@ def serve(
         int, typer.Option(min=0, help="Seconds that running requests have when the server is told to stop.")
     ] = 10,
     thinking: Annotated[bool, typer.Option(help="Thinking on unless a request says otherwise.")] = False,
+    reasoning_field: Annotated[
+        str, typer.Option(help="Where answers carry their reasoning: reasoning_content | reasoning")
+    ] = "reasoning_content",
     context: ContextOpt = None,
     slots: SlotsOpt = 4,
     threads: ThreadsOpt = None,
@@ -63,6 +66,7 @@ def serve(
         log_format=log_format,
         shutdown_grace_s=shutdown_grace,
         enable_thinking=thinking,
+        reasoning_field=reasoning_field,
     )
     with LLM(
         bundle,

@@ -1,10 +1,10 @@
 """Chat messages and tools: shapes are checked here, the chat template gives them meaning.
 
 Accepted beyond the letter of the OpenAI API, because agents send it: assistant messages without `content`, with
-`reasoning_content` (or its alias `reasoning`); `content` as a list of text parts; tool messages whose id matches no
-call; empty assistant turns; tool schemas whose `required` is null. A refusal of the assistant's is its content. Message
-keys that the template does not read (`id`, `audio`, `cache_control`, …) are dropped. Refused by name: images, audio and
-files (the model reads text), tools other than functions, the retired `function` role.
+`reasoning_content` (or its alias `reasoning`) as text or as an array of segments; `content` as a list of text parts;
+tool messages whose id matches no call; empty assistant turns; tool schemas whose `required` is null. A refusal of the
+assistant's is its content. Message keys that no template reads (`id`, `audio`, `cache_control`, …) are dropped. Refused
+by name: images, audio and files (the model reads text), tools other than functions, the retired `function` role.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def _message(entry: Any, path: str) -> dict[str, Any]:
 
 
 def _assistant(fields: Fields, message: dict[str, Any]) -> None:
-    reasoning = fields.string("reasoning_content")
-    alias = fields.string("reasoning")
+    reasoning, alias = _reasoning(fields, "reasoning_content"), _reasoning(fields, "reasoning")
     if (reasoning := reasoning or alias) is not None:
         message["reasoning_content"] = reasoning
     fields.refuse(MESSAGE.refused)
@@ -71,6 +70,17 @@ def _assistant(fields: Fields, message: dict[str, Any]) -> None:
         message["tool_calls"] = [
             _tool_call(call, f"{fields.at('tool_calls')}[{index}]") for index, call in enumerate(calls)
         ]
+
+
+def _reasoning(fields: Fields, name: str) -> str | None:
+    """A string, or an array of the segments in front of each call: templates have one block a message, so one text."""
+    value = fields.data.get(name)
+    if not isinstance(value, list):
+        return fields.string(name)
+    for index, segment in enumerate(value):
+        if not isinstance(segment, str):
+            raise wrong_type(f"{fields.at(name)}[{index}]", "a string", segment)
+    return "\n".join(segment for segment in value if segment)
 
 
 def _tool_call(entry: Any, path: str) -> dict[str, Any]:

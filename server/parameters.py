@@ -153,7 +153,7 @@ MESSAGE = Parameters(
         "name": "given to the template",
         "tool_calls": "of an assistant message",
         "tool_call_id": "of a tool message; results are taken in their order",
-        "reasoning_content": "of an assistant message",
+        "reasoning_content": "of an assistant message: a string, or an array of segments, which are joined by lines",
         "reasoning": "the same under another name",
     },
     refused={"function_call": "retired; use tool_calls"},

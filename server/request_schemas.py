@@ -108,8 +108,8 @@ _MESSAGE: dict[str, Schema] = {
     "name": STRING,
     "tool_calls": _list(_CALL),
     "tool_call_id": STRING,
-    "reasoning_content": STRING,
-    "reasoning": STRING,
+    "reasoning_content": nullable("string", "array", items=TEXT),
+    "reasoning": nullable("string", "array", items=TEXT),
 }
 _FUNCTION = {
     "name": {**TEXT, "pattern": r"^[^\s<>]{1,256}$"},

@@ -12,6 +12,7 @@ from edgellm.errors import ConfigError
 from edgellm.server.body import MAX_DEPTH
 from edgellm.server.logs import FORMATS
 
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")  # of editors and desktop programs too
 _FROM_ONE = (
     *("max_body_bytes", "max_depth", "max_messages", "max_tools", "max_stops", "max_n", "max_choices"),
@@ -46,6 +47,7 @@ class ServerSettings:
     tls_cert: Path | None = None  # PEM files; with both the server speaks HTTPS
     tls_key: Path | None = None
     log_format: str = "text"  # or "json"
+    reasoning_field: str = "reasoning_content"  # or "reasoning": where answers carry it; requests may use either
     enable_thinking: bool = False  # unless chat_template_kwargs says otherwise
     sampling: SamplingParams = field(default_factory=_default_sampling)
     prefix_cache: bool = True
@@ -69,6 +71,8 @@ class ServerSettings:
     def __post_init__(self) -> None:
         if not self.model or any(not alias for alias in self.aliases):
             raise ConfigError("model: a model name must not be empty")
+        if self.reasoning_field not in REASONING_FIELDS:
+            raise ConfigError(f"reasoning_field: must be one of {', '.join(REASONING_FIELDS)}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port: must be 0 to 65535, got {self.port}")
         if any(not key.strip() for key in self.api_keys):

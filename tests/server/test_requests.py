@@ -211,7 +211,8 @@ def test_wrong_values_name_the_field(llm: Any, field: str, values: list[Any]) ->
         ({"messages": [*HI, {"role": "assistant", "tool_calls": [{}]}]}, "messages[1].tool_calls[0].function"),
         ({"messages": [*HI, {"role": "assistant", "tool_calls": {}}]}, "messages[1].tool_calls"),
         ({"messages": [*HI, {"role": "assistant", "function_call": {"name": "x"}}]}, "messages[1].function_call"),
-        ({"messages": [*HI, {"role": "assistant", "reasoning_content": []}]}, "messages[1].reasoning_content"),
+        ({"messages": [*HI, {"role": "assistant", "reasoning_content": {}}]}, "messages[1].reasoning_content"),
+        ({"messages": [*HI, {"role": "assistant", "reasoning": ["a", 5]}]}, "messages[1].reasoning[1]"),
     ],
 )
 def test_nested_errors_name_the_path(llm: Any, body: dict[str, Any], param: str) -> None:
@@ -331,6 +332,8 @@ def test_agent_histories_are_accepted(llm: Any) -> None:
     tools = [TOOL]
     prompt = chat(llm, messages=[*HI, recorded, result], tools=tools).requests[0].prompt
     assert chat(llm, messages=[*HI, alias, result], tools=tools).requests[0].prompt == prompt
+    segments = {**recorded, "reasoning_content": ["", "R"]}
+    assert chat(llm, messages=[*HI, segments, result], tools=tools).requests[0].prompt == prompt
     parts = {**result, "content": [{"type": "text", "text": "a"}]}
     assert chat(llm, messages=[*HI, recorded, parts], tools=tools).requests[0].prompt == prompt
     two = {"role": "assistant", "content": "", "tool_calls": [call, second]}

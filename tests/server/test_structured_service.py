@@ -55,6 +55,18 @@ def test_reasoning_in_front_of_a_schema_is_free(running: Any) -> None:
     assert answer["content"] == ANSWER
 
 
+def test_reasoning_under_its_other_name(start: Any) -> None:
+    running = start(reasoning_field="reasoning")
+    running.script.reply = "I think.\n</think>\n\nHello."
+    body = {"enable_thinking": True, "temperature": 0}
+    message = running.post(**body).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == ("I think.", "Hello.")
+    assert "reasoning_content" not in message
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(running.post(**body, stream=True))]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "I think."
+    assert not any("reasoning_content" in delta for delta in deltas)
+
+
 def test_the_turn_cannot_end_in_the_reasoning_while_an_answer_is_owed(running: Any) -> None:
     running.script.reply = "It is beta."  # and then the end of the turn
     body = {"response_format": JSON, "enable_thinking": True, "temperature": 0, "max_tokens": 400}
