@@ -35,7 +35,6 @@ from edgellm.server.sampling import (
 from edgellm.server.settings import ServerSettings
 from edgellm.server.structured import THINKING_BUDGETS, check_end, read_form
 from edgellm.text.chat import Rendered
-from edgellm.text.parser import OutputParser
 
 if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
@@ -101,7 +100,7 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
         ChatChoice(
             index,
             llm.tokenizer,
-            OutputParser(tools, thinking_open=rendered.thinking_open, parse_tools=bool(tools), id_seed=each.id),
+            llm.parser(tools, thinking_open=rendered.thinking_open, id_seed=each.id),
             thinking_open=rendered.thinking_open,
             one_call=one_call,
             logprobs=logprobs is not None,

@@ -13,7 +13,7 @@ from typing import Any
 from edgellm.runtime.types import Output, turn_ended
 from edgellm.server.logprobs import chat_entries
 from edgellm.text.deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-from edgellm.text.parser import OutputParser
+from edgellm.text.dialects import AnswerParser
 from edgellm.text.tokenizer import Tokenizer
 
 Delta = dict[str, Any]
@@ -26,7 +26,7 @@ class ChatChoice:
         self,
         index: int,
         tokenizer: Tokenizer,
-        parser: OutputParser,
+        parser: AnswerParser,
         *,
         thinking_open: bool,
         one_call: bool,

@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from edgellm.cli_options import BundleArg, ContextOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
+from edgellm.text.dialects import DIALECTS
 
+_DIALECTS = ", ".join(DIALECTS)
 _API_KEY = "Require this key, as a bearer token or x-api-key; may be repeated. Also from $EDGELLM_API_KEY(S)."
 
 
@@ -32,6 +34,9 @@ def serve(
     shutdown_grace: Annotated[
         int, typer.Option(min=0, help="Seconds that running requests have when the server is told to stop.")
     ] = 10,
+    tool_parser: Annotated[
+        str | None, typer.Option(help=f"How the model writes tool calls (default: as its template shows): {_DIALECTS}")
+    ] = None,
     thinking: Annotated[bool, typer.Option(help="Thinking on unless a request says otherwise.")] = False,
     reasoning_field: Annotated[
         str, typer.Option(help="Where answers carry their reasoning: reasoning_content | reasoning")
@@ -74,6 +79,7 @@ def serve(
         slots=slots,
         threads=threads,
         prefill_chunk=prefill_chunk,
+        dialect=tool_parser,
         speculation=None if no_speculation else "auto",
         cache_bytes=0 if no_cache else cache_bytes,
         snapshot_bytes=0 if no_cache else snapshot_bytes,

@@ -32,6 +32,7 @@ from edgellm.server.settings import ServerSettings
 log = logging.getLogger("edgellm.server")
 
 DONE = b"data: [DONE]\n\n"
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 PING = b": ping\n\n"
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -75,7 +76,7 @@ class Answer(Protocol):
 
 def event(chunk: dict[str, Any]) -> bytes:
     """One SSE event. ASCII: some clients split lines at U+2028 and the like."""
-    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode("ascii") + b"\n\n"
+    return b"data: " + _encode(chunk).encode("ascii") + b"\n\n"
 
 
 class GenerationResponse(Response):

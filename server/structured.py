@@ -11,6 +11,7 @@ Rules that clients may rely on:
 * A reasoning block is closed, as the template closes it, after `max_thinking_tokens`; up to three more complete a
   character. Other servers' names for it mean the same.
 * A schema keyword that cannot be enforced is an error that names it. In tools that are not strict it has no effect.
+* Schemas and grammars are bounded (`schemas`, `grammars`): a compiler must neither run long nor out of stack.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ def _json(fields: Fields, name: str) -> Grammar:
             raise bad_value(fields.at(name), f"holds no JSON schema: {error}") from None
     if not isinstance(value, dict):
         raise wrong_type(fields.at(name), "a JSON schema", value)
-    return json_grammar(value)
+    return _made(fields.at(name), json_grammar, value)
 
 
 def _any_json(fields: Fields, name: str) -> Grammar:
@@ -131,9 +132,16 @@ def _text(make: Callable[[str], Grammar]) -> Callable[[Fields, str], Grammar]:
         value = fields.string(name)
         if not value:
             raise bad_value(fields.at(name), "must not be empty")
-        return make(value)
+        return _made(fields.at(name), make, value)
 
     return read
+
+
+def _made(path: str, make: Callable[[Any], Grammar], value: Any) -> Grammar:
+    try:
+        return make(value)
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}", param=path, code=error.code) from None
 
 
 def _choice(fields: Fields, name: str) -> Grammar:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _KEPT: Final = 64  # compiled grammars
+_MAX_ITEMS: Final = 10_000  # of the parser in one place: two for each of a thousand optional parameters
 _DEAD_END: Final = "constraint_dead_end"
 MAX_CHARS: Final = 1 << 20  # of one grammar
 
@@ -103,7 +104,8 @@ class GrammarCompiler:
 
         if self._tokenizer is None:
             self._tokenizer = LLTokenizer(self._json, n_vocab=self._vocab_size, eos_token=self._eos)
-        matcher = LLMatcher(self._tokenizer, grammar, limits=LLParserLimits(verbose_errors=False), log_level=0)
+        limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MAX_ITEMS)
+        matcher = LLMatcher(self._tokenizer, grammar, limits=limits, log_level=0)
         trial = matcher.deep_copy()
         if not matcher.is_error():
             trial.compute_bitmask()  # some faults show only when it starts

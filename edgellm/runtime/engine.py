@@ -42,6 +42,7 @@ class Engine:
     Args:
         tokenizer: turns tokens into text.
         eos: tokens that end a sequence unless a request ignores them.
+        spoken: texts of control tokens that belong to an answer's text.
         clock: seconds, for deadlines and timings.
 
     Raises:
@@ -56,6 +57,7 @@ class Engine:
         settings: EngineSettings,
         *,
         eos: Collection[int],
+        spoken: Collection[str] = (),
         events: EventBus | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -64,6 +66,7 @@ class Engine:
         self._tokenizer = tokenizer
         self._settings = settings
         self._eos = frozenset(eos)
+        self._spoken = frozenset(spoken)
         self._clock = clock
         self.cache = PrefixCache(
             self._executor,
@@ -124,6 +127,7 @@ class Engine:
             now=self._clock(),
             context=self.info.max_tokens,
             eos=self._eos,
+            spoken=self._spoken,
         )
         channel.on_cancel = lambda: self._cancel(sequence)
         with self._wake:

@@ -30,6 +30,7 @@ from edgellm.runtime.results import ChatResult, Collector, Result, parse_chat
 from edgellm.runtime.settings import EngineSettings, Speculation
 from edgellm.runtime.types import CacheParams, Output, Request
 from edgellm.text.chat import ChatRenderer
+from edgellm.text.dialects import ALIASES, AnswerParser, make_parser, visible_markers
 from edgellm.text.grammars import Grammar
 from edgellm.text.tokenizer import Tokenizer
 from edgellm.text.tool_grammars import ToolGrammars
@@ -48,6 +49,7 @@ class EngineOptions(TypedDict, total=False):
     cache_dir: str | Path | None  # shared prefixes are kept here across restarts
     prefill_chunk: int  # tokens prefilled between two decode steps; default 512
     max_queue: int  # requests that may wait for a slot; default 256
+    dialect: str | None  # how the model writes tool calls, one of `edgellm.text.dialects`; None: as its template shows
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,9 +135,12 @@ class LLM:
         self.tokenizer = tokenizer
         self.renderer = renderer
         self.constraints = Constraints(tokenizer, vocab_size=executor.info.vocab_size, eos=eos)
-        self.tool_grammars = ToolGrammars("qwen3_coder", tokenizer.split, tokenizer.added)
+        dialect = options.get("dialect") or renderer.dialect
+        self.dialect = ALIASES.get(dialect, dialect)
+        self.tool_grammars = ToolGrammars(self.dialect, tokenizer.split, tokenizer.added)
         self._numbers = count()
         try:
+            spoken = visible_markers(self.dialect)
             budgets = plan_budgets(
                 executor.info, block_bytes=options.get("cache_bytes"), snapshot_bytes=options.get("snapshot_bytes")
             )
@@ -150,7 +155,7 @@ class LLM:
                 cache_dir=None if cache_dir is None else Path(cache_dir),
                 warm_up=warm_up,
             )
-            self.engine = Engine(executor, tokenizer, settings, eos=eos)
+            self.engine = Engine(executor, tokenizer, settings, eos=eos, spoken=spoken)
         except BaseException:
             executor.close()
             raise
@@ -169,6 +174,12 @@ class LLM:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self.close()
+
+    def parser(self, tools: Messages | None, *, thinking_open: bool, id_seed: str = "") -> AnswerParser:
+        """A parser of one answer of this model; without tools, tool syntax is text. See `dialects.make_parser`."""
+        return make_parser(
+            self.dialect, tools or (), thinking_open=thinking_open, parse_tools=bool(tools), id_seed=id_seed
+        )
 
     # -- whole answers
 
@@ -234,7 +245,8 @@ class LLM:
             As `generate`.
         """
         request, thinking_open = self._chat_request(messages, sampling, options, tools, template_kwargs)
-        return parse_chat(_collect(self.engine.submit(request)), tools, thinking_open=thinking_open)
+        result = _collect(self.engine.submit(request))
+        return parse_chat(result, self.parser(tools, thinking_open=thinking_open))
 
     # -- streams
 
@@ -275,7 +287,8 @@ class LLM:
         request, thinking_open = await asyncio.to_thread(
             self._chat_request, messages, sampling, options, tools, template_kwargs
         )
-        return parse_chat(await _acollect(self.engine.submit(request)), tools, thinking_open=thinking_open)
+        result = await _acollect(self.engine.submit(request))
+        return parse_chat(result, self.parser(tools, thinking_open=thinking_open))
 
     async def astream(
         self,

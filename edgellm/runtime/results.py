@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from edgellm.errors import ExecutionError
 from edgellm.runtime.types import FinishReason, Output, Timing, TokenLogprob, Usage, turn_ended
-from edgellm.text.parser import ContentDelta, OutputParser, ReasoningDelta, ToolCallArguments, ToolCallStart
+from edgellm.text.deltas import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from edgellm.text.dialects import AnswerParser
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +78,8 @@ class Collector:
         )
 
 
-def parse_chat(result: Result, tools: Sequence[Mapping[str, Any]] | None, *, thinking_open: bool) -> ChatResult:
-    """Split an answer into reasoning, content and tool calls."""
-    parser = OutputParser(tools or [], thinking_open=thinking_open, parse_tools=bool(tools))
+def parse_chat(result: Result, parser: AnswerParser) -> ChatResult:
+    """Split an answer into reasoning, content and tool calls, with a fresh parser."""
     content: list[str] = []
     reasoning: list[str] = []
     names: dict[int, tuple[str, str]] = {}

@@ -45,6 +45,8 @@ class Sequence:
         order: number of the request, ascending.
         now: seconds, when it was submitted.
         context: most tokens of a sequence.
+        eos: tokens that end it.
+        spoken: texts of control tokens that belong to the answer's text.
     """
 
     __slots__ = (
@@ -84,6 +86,7 @@ class Sequence:
         now: float,
         context: int,
         eos: Collection[int],
+        spoken: Collection[str] = (),
     ) -> None:
         sampling = request.sampling
         self.request = request
@@ -103,7 +106,7 @@ class Sequence:
         self.generated: list[int] = []
         self.stop = StopRule.of(sampling, eos_token_ids=eos, prompt_tokens=len(key), context=context)
         self.sampler = Sampler(sampling, request.prompt, ending=self.stop.ending, constraint=request.constraint)
-        self.text = tokenizer.stream(skip_special=True, stop=sampling.stop)
+        self.text = tokenizer.stream(skip_special=True, stop=sampling.stop, spoken=spoken)
         self.drafted = 0
         self.accepted = 0
         self.verified = 0

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from edgellm.checkpoint.tokenizer_files import chat_template
 from edgellm.errors import CheckpointError, RequestError
+from edgellm.text.dialects import detect
 from edgellm.text.marks import MARK, restore
 from edgellm.text.messages import Message, Normalizer
 from edgellm.text.template import ChatTemplate
@@ -50,9 +51,14 @@ class _Prompt(NamedTuple):
 
 
 class ChatRenderer:
-    """Renders with the checkpoint's template. Any thread may call it."""
+    """Renders with the checkpoint's template. Any thread may call it.
+
+    Attributes:
+        dialect: how the model writes tool calls, told by the template.
+    """
 
     def __init__(self, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+        self.dialect = detect(template.source)
         self._template = template
         self._tokenizer = tokenizer
         self._normalizer = Normalizer(tokenizer, late_system=_takes_late_system(template))

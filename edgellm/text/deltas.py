@@ -31,7 +31,7 @@ class ToolCallArguments:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallEnd:
-    """The call is complete; a call that the end of the output cut has none."""
+    """The call is complete; one that the end of the output cut, or that turned out malformed on its way, has none."""
 
     index: int
 

@@ -6,9 +6,8 @@ work are linear in the held text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-from edgellm.text.deltas import ParsedDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from edgellm.text.functions import Function
 from edgellm.text.lexer import Kind, Lexeme
 from edgellm.text.qwen3_coder import CLOSERS, CallReader, Step
@@ -19,36 +18,26 @@ class Draft:
 
     Args:
         functions: the declared ones.
-        index: of the first call.
-        new_id: call index → id.
         in_reasoning: whether ``</think>`` refutes the draft; elsewhere it may be part of a value.
 
     Attributes:
-        calls: complete or begun calls.
+        calls: name and arguments of the complete calls.
         complete: nothing of the run is open.
     """
 
-    def __init__(
-        self, functions: Mapping[str, Function], index: int, new_id: Callable[[int], str], *, in_reasoning: bool
-    ) -> None:
-        self.calls = 0
+    def __init__(self, functions: Mapping[str, Function], *, in_reasoning: bool) -> None:
+        self.calls: list[tuple[str, str]] = []
         self.complete = False
         self._functions = functions
-        self._index = index
-        self._new_id = new_id
         self._in_reasoning = in_reasoning
+        self._name = ""  # of the call being read
         self._reader: CallReader | None = None
         self._opened = False  # behind <tool_call>
         self._raw: list[str] = []
-        self._deltas: list[ParsedDelta] = []
 
     @property
     def text(self) -> str:
         return "".join(self._raw)
-
-    @property
-    def deltas(self) -> list[ParsedDelta]:
-        return self._deltas
 
     def take(self, lexeme: Lexeme) -> bool:
         """Whether the lexeme continues the run; the first one is ``<tool_call>`` or a declared function."""
@@ -67,10 +56,10 @@ class Draft:
                 case Step.REFUSED:
                     return False
                 case Step.ENDED:
-                    self._end()
+                    self._end(self._reader)
                     return True
                 case Step.ENDED_BEFORE:
-                    self._end()
+                    self._end(self._reader)
         if lexeme.blank:
             return True
         if lexeme.kind is Kind.FUNCTION and lexeme.name in self._functions:
@@ -82,15 +71,11 @@ class Draft:
         return self.complete and lexeme.kind in CLOSERS
 
     def _begin(self, name: str) -> None:
-        index = self._index + self.calls
-        self._deltas.append(ToolCallStart(index, self._new_id(index), name))
+        self._name = name
         self._reader = CallReader(self._functions[name], self._functions, strict=True)
-        self.calls += 1
         self.complete = False
 
-    def _end(self) -> None:
-        assert self._reader is not None
-        index = self._index + self.calls - 1
-        self._deltas += [ToolCallArguments(index, self._reader.arguments()), ToolCallEnd(index)]
+    def _end(self, reader: CallReader) -> None:
+        self.calls.append((self._name, reader.arguments()))
         self._reader = None
         self.complete, self._opened = True, False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from edgellm.text.schemas import followed
 from edgellm.text.values import Types, allowed_types
 
 
@@ -14,8 +15,10 @@ class Function:
     def __init__(self, name: str, parameters: Any) -> None:
         self.name = name
         self._root: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
-        properties = self._root.get("properties")
+        top = followed(self._root, self._root)
+        properties = top.get("properties")
         self._properties: Mapping[str, Any] = properties if isinstance(properties, Mapping) else {}
+        self._others = top.get("additionalProperties")
         self._types: dict[str, Types] = {}
 
     def declares(self, parameter: str) -> bool:
@@ -23,7 +26,7 @@ class Function:
 
     def types(self, parameter: str) -> Types:
         if parameter not in self._types:
-            schema = self._properties.get(parameter, self._root.get("additionalProperties"))
+            schema = self._properties.get(parameter, self._others)
             self._types[parameter] = allowed_types(schema, self._root)
         return self._types[parameter]
 

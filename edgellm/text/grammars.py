@@ -12,10 +12,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from edgellm.errors import RequestError
+from edgellm.text.schemas import check_schema
+
 Grammar = Mapping[str, Any]
 
 # A model writes a text in the tokens it has learnt; without the option it is held to those llguidance would take.
 HEADER: Final = '%llguidance {"no_forcing": true}\n'
+# Rules that each lead to the next take the compiler's stack, thousands of them all of it; reading GBNF is quadratic.
+MAX_LINES: Final = 1000
+MAX_SOURCE: Final = 1 << 17  # characters
 _SPACE: Final = r"\r?\n[ \t]{0,40}|[ \t]{1,4}"
 
 
@@ -24,20 +30,25 @@ def json_schema(schema: Any, *, lenient: bool = False) -> Any:
 
     Args:
         schema: a JSON schema; anything that is no object allows every JSON value.
-        lenient: ignore keywords that llguidance does not know.
+        lenient: ignore keywords that llguidance does not know, and let ``oneOf`` mean ``anyOf``.
     """
-    options = {"whitespace_pattern": _SPACE, "lenient": lenient}
+    options = {"whitespace_pattern": _SPACE, "lenient": lenient, "coerce_one_of": lenient}
     return {**(schema if isinstance(schema, Mapping) else {}), "x-guidance": options}
 
 
 def json_grammar(schema: Any) -> Grammar:
-    """JSON that fits a schema."""
+    """JSON that fits a schema.
+
+    Raises:
+        RequestError: it is too large or nested too deeply to be compiled; the field is not named.
+    """
+    check_schema(schema)
     return {"json_schema": json_schema(schema) if isinstance(schema, Mapping) else schema}
 
 
 def regex_grammar(pattern: str) -> Grammar:
     """Text that a regular expression (of Rust's regex syntax) matches as a whole."""
-    return {"lark_grammar": f"{HEADER}start: /{_slashed(pattern)}/"}
+    return {"lark_grammar": f"{HEADER}start: /{slashed(pattern)}/"}
 
 
 def choice_grammar(choices: Sequence[str]) -> Grammar:
@@ -46,11 +57,23 @@ def choice_grammar(choices: Sequence[str]) -> Grammar:
 
 
 def lark_grammar(source: str) -> Grammar:
-    """A grammar that a client wrote: Lark, or GBNF, which has ``::=``."""
-    if "::=" in source:
-        from llguidance.gbnf_to_lark import any_to_lark
+    """A grammar that a client wrote: Lark, or GBNF, which has ``::=``.
 
-        source = any_to_lark(source)
+    Raises:
+        RequestError: it is too large, or not GBNF after all; the field is not named.
+    """
+    lines = source.count("\n") + source.count("::=")
+    if len(source) > MAX_SOURCE or lines > MAX_LINES:
+        raise _refused(f"is too large: at most {MAX_SOURCE} characters and {MAX_LINES} lines")
+    if "::=" in source:
+        from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+        try:
+            source = any_to_lark(source)
+        except GbnfToLarkError as error:
+            raise _refused(f"is not GBNF: {error}") from None
+        except RecursionError:
+            raise _refused("is nested too deeply") from None
     return {"lark_grammar": source}
 
 
@@ -78,7 +101,7 @@ def quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _slashed(pattern: str) -> str:
+def slashed(pattern: str) -> str:
     """`pattern` between slashes: a bare one would end it, and so would a line break."""
     out: list[str] = []
     escaped = False
@@ -89,3 +112,7 @@ def _slashed(pattern: str) -> str:
             out.append("n" if char == "\n" else char)
         escaped = char == "\\" and not escaped
     return "".join(out)
+
+
+def _refused(problem: str) -> RequestError:
+    return RequestError(f"the grammar {problem}", code="invalid_grammar")

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+from edgellm.text.tags import Tags
+
 MAX_NAME: Final = 256
 
 
@@ -57,10 +59,7 @@ class Lexer:
     """
 
     def __init__(self, *, tools: bool) -> None:
-        self._fixed = _FIXED if tools else {tag: _FIXED[tag] for tag in _THINKING}
-        self._named = _NAMED if tools else {}
-        self._beginnings = frozenset(tag[:n] for tag in (*self._fixed, *self._named) for n in range(1, len(tag)))
-        self._longest = max(map(len, (*self._fixed, *self._named)))
+        self._tags = Tags((*_FIXED, *_NAMED) if tools else _THINKING)
         self._tail = ""
 
     def feed(self, text: str) -> list[Lexeme]:
@@ -73,10 +72,9 @@ class Lexer:
     def _scan(self, text: str, *, final: bool) -> Iterator[Lexeme]:
         self._tail = ""
         begin = position = 0  # text[begin:position] is ordinary
-        while (at := text.find("<", position)) >= 0:
-            if not final and len(text) - at < self._longest and text[at:] in self._beginnings:
-                break
-            found = self._tag(text, at, final)
+        while True:
+            at, tag = self._tags.search(text, position)
+            found = self._lexeme(text, at, tag, final) if tag else None
             if found is None:
                 break
             if found.kind is Kind.TEXT:
@@ -86,25 +84,20 @@ class Lexer:
                 yield Lexeme(Kind.TEXT, text[begin:at])
             yield found
             begin = position = at + len(found.raw)
-        end = len(text) if at < 0 else at
+        end = len(text) if final else at
         self._tail = text[end:]
         if end > begin:
             yield Lexeme(Kind.TEXT, text[begin:end])
 
-    def _tag(self, text: str, at: int, final: bool) -> Lexeme | None:
-        """The lexeme at ``text[at] == "<"``; None when more text is needed to tell."""
-        for tag, kind in self._fixed.items():
-            if text.startswith(tag, at):
-                return Lexeme(kind, tag)
-        for tag, kind in self._named.items():
-            if not text.startswith(tag, at):
-                continue
-            start = at + len(tag)
-            match = _NAME.match(text, start)
-            end = match.end() if match else start
-            if end == len(text) and end - start < MAX_NAME and not final:
-                return None
-            if text.startswith(">", end):
-                return Lexeme(kind, text[at : end + 1], text[start:end].strip())
-            return Lexeme(Kind.BAD_PARAMETER if kind is Kind.PARAMETER else Kind.TEXT, text[at:end])
-        return Lexeme(Kind.TEXT, "<")
+    def _lexeme(self, text: str, at: int, tag: str, final: bool) -> Lexeme | None:
+        """What begins with `tag` at `at`; None when more text is needed to tell."""
+        if tag in _FIXED:
+            return Lexeme(_FIXED[tag], tag)
+        kind, start = _NAMED[tag], at + len(tag)
+        match = _NAME.match(text, start)
+        end = match.end() if match else start
+        if end == len(text) and end - start < MAX_NAME and not final:
+            return None
+        if text.startswith(">", end):
+            return Lexeme(kind, text[at : end + 1], text[start:end].strip())
+        return Lexeme(Kind.BAD_PARAMETER if kind is Kind.PARAMETER else Kind.TEXT, text[at:end])

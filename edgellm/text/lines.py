@@ -20,6 +20,11 @@ class LineTracker:
         self.in_fence = False
         self._head = ""  # first three characters of the current line, indentation aside
 
+    @property
+    def plain_start(self) -> bool:
+        """At the start of a line outside fenced code."""
+        return self.at_start and not self.in_fence
+
     def feed(self, text: str) -> None:
         for number, piece in enumerate(text.split("\n")):
             if number:

@@ -38,7 +38,7 @@ class _Refused(Exception):
 
 
 class ChatTemplate:
-    """A compiled template; any thread may render.
+    """A compiled template; any thread may render. `source` is its text.
 
     Args:
         source: the template's text.
@@ -49,6 +49,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, name: str) -> None:
+        self.source = source
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
         )

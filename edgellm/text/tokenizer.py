@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -165,17 +165,21 @@ class Tokenizer:
         """The whole tokenizer as text in the form of ``tokenizer.json``."""
         return str(self._library.to_str())
 
-    def stream(self, skip_special: bool = True, stop: Sequence[str] = ()) -> TextStream:
+    def stream(
+        self, skip_special: bool = True, stop: Sequence[str] = (), *, spoken: Collection[str] = ()
+    ) -> TextStream:
         """An incremental decoder for one generation.
 
         Args:
             skip_special: leave out `special_ids`.
             stop: strings that end the text; they are not part of it.
+            spoken: texts of control tokens that are shown all the same, because a parser needs them.
 
         Raises:
             RequestError: an empty stop string.
         """
-        return TextStream(self.token_bytes, self.special_ids if skip_special else frozenset(), stop)
+        shown = {self.added[text] for text in spoken if text in self.added}
+        return TextStream(self.token_bytes, self.special_ids - shown if skip_special else frozenset(), stop)
 
 
 def check_surrogates(text: str, param: str | None = None) -> None:

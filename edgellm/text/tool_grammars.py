@@ -5,21 +5,28 @@ with arguments that fit their schemas. Parameters come in the order of the schem
 with the factorial of their number.
 
 Limits: keywords of a schema that llguidance does not know are ignored here (many tools carry some), unless the tool
-says ``strict: true``; a string parameter of a tag dialect is free text whatever its ``pattern`` or length.
+says ``strict: true``. In a tag dialect only the parameters under ``properties`` and ``required`` are written; a string
+parameter is free text whatever its ``pattern`` or length, except that it cannot hold what the parser would take for its
+end; a JSON value whose strings hold that is cut there.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from edgellm.errors import RequestError
-from edgellm.text.grammars import HEADER, Grammar, json_schema, quoted
+from edgellm.text.grammars import HEADER, Grammar, json_schema, quoted, slashed
+from edgellm.text.schemas import check_schema, listed, parameters_of, standalone, texts
 from edgellm.text.values import allowed_types
 
-_TEXT: Final = "/(?s:.*)/"
+_PARAMETER_NAME: Final = re.compile(r"[^<>\s](?:[^<>\n]{0,253}[^<>\s])?")  # what a tag can carry
+_BLANK: Final = r"[\s\x1c-\x1f]*"
+_MAX_CHARS: Final = 1 << 20  # of all rules: what several parameters refer to is written for each
+_MAX_WORK: Final = 2_000_000  # parts of schemas that are looked at: all parts of a tool's, for each of its parameters
 Tools = Sequence[Mapping[str, Any]]
 
 
@@ -36,12 +43,21 @@ class _Json:
 
 @dataclass(frozen=True, slots=True)
 class _Tags:
-    """Calls with a tag for each parameter; ``{}`` is a name."""
+    """Calls with a tag for each parameter; ``{}`` is a name.
+
+    Attributes:
+        close: behind a value.
+        ends: regular expression of what ends a value although `close` does not follow; `ends_at_once`: at its start.
+        bare: what begins a call where no token of its own does; a name follows.
+    """
 
     head: str
     tail: str
     parameter: str
-    close: str  # behind a value
+    close: str
+    ends: str
+    ends_at_once: str = ""
+    bare: str = ""
     begin: str = ""
     separator: str = "\n"
     end: str = ""
@@ -52,9 +68,21 @@ _Form = _Json | _Tags
 
 _FORMS: Final[Mapping[str, _Form]] = {
     "qwen3_coder": _Tags(
-        "<tool_call>\n<function={}>\n", "</function>\n</tool_call>", "<parameter={}>\n", "\n</parameter>\n"
+        "<tool_call>\n<function={}>\n",
+        "</function>\n</tool_call>",
+        "<parameter={}>\n",
+        "\n</parameter>\n",
+        ends=rf"</parameter>{_BLANK}<|\n<parameter=|</(?:function|tool_call)>{_BLANK}<tool_call>",
+        ends_at_once="<parameter=",
+        bare="<function=",
     ),
-    "glm45": _Tags("<tool_call>{}\n", "</tool_call>", "<arg_key>{}</arg_key>\n<arg_value>", "</arg_value>\n"),
+    "glm45": _Tags(
+        "<tool_call>{}\n",
+        "</tool_call>",
+        "<arg_key>{}</arg_key>\n<arg_value>",
+        "</arg_value>\n",
+        ends=rf"</arg_value>{_BLANK}<",
+    ),
     "hermes": _Json('<tool_call>\n{{"name": "{}", "arguments": ', "}\n</tool_call>"),
     "nemotron_deci": _Json('{{"name": "{}", "arguments": ', "}", "<TOOLCALL>[", ", ", "]</TOOLCALL>"),
     "llama3_json": _Json('{{"name": "{}", "parameters": ', "}", separator="; "),
@@ -101,12 +129,20 @@ class ToolGrammars:
     def free(self, tools: Tools) -> Grammar | None:
         """Text in which every call is one of `tools` with arguments that fit; None where no token begins a call."""
         form = _FORMS.get(self._dialect)
-        if form is None or self._split(form.begin + form.head)[0]:
+        if form is None:
+            return None
+        before, token, *_ = [*self._split(form.begin + form.head), ""]
+        if before or not token:
             return None
         writer = _Writer(form, self._split, self._added)
+        openers = [re.escape(token)]
+        if isinstance(form, _Tags) and form.bare:
+            names = "|".join(re.escape(tool.get("function", tool)["name"]) for tool in tools)
+            openers.append(rf"{form.bare}\s*(?:{names})\s*>")
+        text = writer.text_without("|".join(openers))
         more = f"({writer.literal(form.separator)} call)*"
         return writer.grammar(
-            tools, f"{_TEXT} ({writer.literal(form.begin)} call {more} {writer.literal(form.end)} {_TEXT})*"
+            tools, f"{text} ({writer.literal(form.begin)} call {more} {writer.literal(form.end)} {text})*"
         )
 
 
@@ -118,6 +154,9 @@ class _Writer:
         self._split = split
         self._added = added
         self._rules: list[str] = []
+        self._terminals: dict[str, str] = {}
+        self._chars = 0
+        self._work = 0
 
     def grammar(self, tools: Tools, start: str) -> Grammar:
         calls = []
@@ -130,45 +169,69 @@ class _Writer:
 
     def _call(self, name: str, parameters: Any, *, strict: bool) -> str:
         form = self._form
-        schema = parameters if isinstance(parameters, Mapping) else {}
+        root = parameters if isinstance(parameters, Mapping) else {}
+        try:
+            parts = check_schema(root)
+        except RequestError as error:
+            raise RequestError(f"tools: {name}: {error}", param="tools", code=error.code) from None
+        schema = parameters_of(root)
+        self._work += parts * len(schema["properties"])
+        if self._work > _MAX_WORK:
+            raise _too_large("parts for all parameters", _MAX_WORK)
         if isinstance(form, _Json):
-            arguments = self._json({"additionalProperties": False, **schema, "type": "object"}, strict=strict)
+            name = json.dumps(name, ensure_ascii=False)[1:-1] if '"{}"' in form.head else name
+            arguments = self._json({"additionalProperties": False, **schema}, root, strict=strict)
         else:
-            arguments = " ".join(self._parameters(form, schema, strict=strict))
+            arguments = " ".join(self._parameters(form, schema, root, name, strict=strict))
         return self._rule(f"{self.literal(form.head.format(name))} {arguments} {self.literal(form.tail)}")
 
-    def _parameters(self, form: _Tags, schema: Mapping[str, Any], *, strict: bool) -> list[str]:
-        properties = schema.get("properties")
-        if not isinstance(properties, Mapping):
-            return []
-        required = schema.get("required") or ()
-        definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    def _parameters(
+        self, form: _Tags, schema: Mapping[str, Any], root: Mapping[str, Any], function: str, *, strict: bool
+    ) -> list[str]:
         found = []
-        for name, own in properties.items():
-            value = self._value(form, own, schema, definitions, strict=strict)
-            rule = self._rule(f"{self.literal(form.parameter.format(name))} {value}")
-            found.append(rule if name in required else f"{rule}?")
+        for name, own in schema["properties"].items():
+            needed = name in schema["required"]
+            if own is False or not _PARAMETER_NAME.fullmatch(name):
+                if needed:
+                    problem = f"tools: {function}: the required parameter {name[:40]!r} cannot be written in a call"
+                    raise RequestError(problem, param="tools", code="invalid_grammar")
+                continue
+            rule = self._rule(
+                f"{self.literal(form.parameter.format(name))} {self._value(form, own, root, strict=strict)}"
+            )
+            found.append(rule if needed else f"{rule}?")
         return found
 
-    def _value(
-        self, form: _Tags, own: Any, root: Mapping[str, Any], definitions: Mapping[str, Any], *, strict: bool
-    ) -> str:
+    def _value(self, form: _Tags, own: Any, root: Mapping[str, Any], *, strict: bool) -> str:
         """A value and the tag behind it: text where the schema allows any, else JSON or one of the texts listed."""
         types = allowed_types(own, root)
-        options = own.get("enum") if isinstance(own, Mapping) else None
-        if isinstance(options, list) and options and all(isinstance(option, str) for option in options):
-            texts = " | ".join(quoted(option) for option in options)
-            return f"({texts}) {self.literal(form.close)}"
         if types and "string" not in types:
-            return f"{self._json({**definitions, **own}, strict=strict)} {self.literal(form.close)}"
+            return f"{self._json(own, root, strict=strict)} {self.literal(form.close)}"
+        ends = re.compile(rf"{form.ends}|^{form.ends_at_once}" if form.ends_at_once else form.ends)
+        options = [text for text in texts(listed(own, root) or (), types) if not ends.search(text)]
+        if options:
+            return f"({' | '.join(map(quoted, options))}) {self.literal(form.close)}"
+        text = f"{self.text_without(form.ends, form.ends_at_once)} {self.literal(form.close)}"
         if self._split(form.close)[0] == "":  # it begins with a token, which no text can hold
-            return f"{_TEXT} {self.literal(form.close)}"
-        return self._rule(_TEXT, f"[suffix={quoted(form.close)}]")
+            return text
+        return self._rule(text, "[lazy]")
 
-    def _json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
-        return self._rule(f"%json {json.dumps(json_schema(schema, lenient=not strict), ensure_ascii=False)}")
+    def text_without(self, pattern: str, beginning: str = "") -> str:
+        """A terminal: any text in which `pattern` is not found, and that does not begin with `beginning`."""
+        found = rf"(?s:.*)(?:{pattern})" + (f"|{beginning}" if beginning else "")
+        if found not in self._terminals:
+            self._terminals[found] = f"TEXT{len(self._terminals)}"
+            self._rules.append(f"{self._terminals[found]}: /(?s:.*)/ & ~/(?:{slashed(found)})(?s:.*)/")
+        return self._terminals[found]
+
+    def _json(self, schema: Any, root: Mapping[str, Any], *, strict: bool) -> str:
+        whole = json_schema(standalone(schema, root, strict=strict), lenient=not strict)
+        return self._rule(f"%json {json.dumps(whole, ensure_ascii=False)}")
 
     def _rule(self, body: str, options: str = "") -> str:
+        self._chars += len(body)
+        if self._chars > _MAX_CHARS:
+            raise _too_large("characters", _MAX_CHARS)
         name = f"r{len(self._rules)}"
         self._rules.append(f"{name}{options}: {body}")
         return name
@@ -181,3 +244,8 @@ class _Writer:
             if part
         ]
         return " ".join(parts)
+
+
+def _too_large(unit: str, limit: int) -> RequestError:
+    message = f"tools: their schemas are too large for a grammar: over {limit} {unit}"
+    return RequestError(message, param="tools", code="invalid_grammar")

@@ -25,7 +25,7 @@ Schema = Mapping[str, Any]
 Types = frozenset[str]  # JSON type names; empty: anything
 
 STRING: Final[Types] = frozenset(("string",))
-_NAMES: Final = {
+TYPE_NAMES: Final = {
     **dict.fromkeys(("string", "str", "text"), "string"),
     **dict.fromkeys(("integer", "int", "long"), "integer"),
     **dict.fromkeys(("number", "float", "double"), "number"),
@@ -54,7 +54,7 @@ def allowed_types(schema: Any, root: Schema) -> Types:
         reference = node.get("$ref")
         if isinstance(reference, str) and reference not in followed:
             followed.add(reference)
-            pending.append(_resolve(reference, root))
+            pending.append(resolve(reference, root))
         found |= _own_types(node)
         if node.get("nullable") is True:
             found.add("null")
@@ -89,9 +89,9 @@ def _own_types(node: Schema) -> set[str]:
     names = node.get("type")
     if names is not None:
         return {
-            _NAMES[name]
+            TYPE_NAMES[name]
             for name in (names if isinstance(names, list) else [names])
-            if isinstance(name, str) and name in _NAMES
+            if isinstance(name, str) and name in TYPE_NAMES
         }
     options = node.get("enum")
     values = [*(options if isinstance(options, (list, tuple)) else ()), *([node["const"]] if "const" in node else ())]
@@ -101,7 +101,7 @@ def _own_types(node: Schema) -> set[str]:
 
 
 class ValueWriter:
-    """JSON of one parameter as its text arrives, without the newline at each end that belongs to the form.
+    """JSON of one parameter as its text arrives.
 
     Strings are written at once, whatever needs the whole text at the end. Without a declared type the first character
     that is not white space decides.
@@ -109,11 +109,13 @@ class ValueWriter:
     Args:
         lead: JSON in front of the value, written with its first character.
         types: what the schema allows.
+        framed: one newline at each end of the text belongs to the form, not to the value.
     """
 
-    def __init__(self, lead: str, types: Types) -> None:
+    def __init__(self, lead: str, types: Types, *, framed: bool = True) -> None:
         self._lead = lead
         self._types = types
+        self._framed = framed
         self._streams = types == STRING
         self._undecided = not types
         self._whole: list[str] = []
@@ -122,6 +124,8 @@ class ValueWriter:
 
     def add(self, raw: str) -> str:
         """Take text between the tags; returns what can be written."""
+        if not self._framed:
+            return self._write(raw)
         if not self._begun and raw:
             self._begun = True
             raw = raw.removeprefix("\n")
@@ -221,7 +225,7 @@ def _type_of(value: Any) -> str:
     return "object"
 
 
-def _resolve(reference: str, root: Schema) -> Any:
+def resolve(reference: str, root: Schema) -> Any:
     """The part of `root` that a local JSON pointer names, or None."""
     if not reference.startswith("#"):
         return None

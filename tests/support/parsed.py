@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from edgellm.text.dialects import make_parser
 from edgellm.text.parser import (
     ContentDelta,
-    OutputParser,
     ParsedDelta,
     ReasoningDelta,
     ToolCallArguments,
@@ -28,6 +28,75 @@ def call(name: str, **parameters: str) -> str:
     """A call as the model writes it."""
     body = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters.items())
     return f"<tool_call>\n<function={name}>\n{body}</function>\n</tool_call>"
+
+
+# Ways to write calls; the first word is the dialect.
+FORMS = (
+    "qwen3_coder",
+    "hermes",
+    "nemotron_deci",
+    "llama3_json",
+    "mistral list",
+    "mistral named",
+    "pythonic",
+    "deepseek_v3 fenced",
+    "deepseek_v3 plain",
+    "glm45",
+    "harmony",
+)
+
+
+def calls(form: str, *made: tuple[str, dict[str, Any]]) -> str:
+    """Calls of one turn as the model writes them."""
+    inner, between, outer = _FORMS[form]
+    return outer.replace("…", between.join(inner(name, arguments) for name, arguments in made))
+
+
+def as_json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _object(name: str, arguments: dict[str, Any]) -> str:
+    return f'{{"name": "{name}", "arguments": {as_json(arguments)}}}'
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else as_json(value)
+
+
+def _glm(name: str, arguments: dict[str, Any]) -> str:
+    pairs = "".join(
+        f"<arg_key>{key}</arg_key>\n<arg_value>{_text(value)}</arg_value>\n" for key, value in arguments.items()
+    )
+    return f"<tool_call>{name}\n{pairs}</tool_call>"
+
+
+_DEEPSEEK = "<｜tool▁calls▁begin｜>…<｜tool▁calls▁end｜>"
+_FORMS: dict[str, tuple[Callable[[str, dict[str, Any]], str], str, str]] = {
+    "qwen3_coder": (lambda n, a: call(n, **{key: _text(value) for key, value in a.items()}), "\n", "…"),
+    "hermes": (lambda n, a: f"<tool_call>\n{_object(n, a)}\n</tool_call>", "\n", "…"),
+    "nemotron_deci": (_object, ", ", "<TOOLCALL>[…]</TOOLCALL>"),
+    "llama3_json": (lambda n, a: f'{{"name": "{n}", "parameters": {as_json(a)}}}', "; ", "…"),
+    "mistral list": (_object, ", ", "[TOOL_CALLS] […]"),
+    "mistral named": (lambda n, a: f"[TOOL_CALLS]{n}[ARGS]{as_json(a)}", "", "…"),
+    "pythonic": (lambda n, a: f"{n}({', '.join(f'{k}={v!r}' for k, v in a.items())})", ", ", "[…]"),
+    "deepseek_v3 fenced": (
+        lambda n, a: f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{as_json(a)}\n```<｜tool▁call▁end｜>",
+        "\n",
+        _DEEPSEEK,
+    ),
+    "deepseek_v3 plain": (
+        lambda n, a: f"<｜tool▁call▁begin｜>{n}<｜tool▁sep｜>{as_json(a)}<｜tool▁call▁end｜>",
+        "",
+        _DEEPSEEK,
+    ),
+    "glm45": (_glm, "\n", "…"),
+    "harmony": (
+        lambda n, a: f"<|channel|>commentary to=functions.{n} <|constrain|>json<|message|>{as_json(a)}<|call|>",
+        "<|start|>assistant",
+        "<|start|>assistant…",
+    ),
+}
 
 
 class Answer:
@@ -68,10 +137,16 @@ class Answer:
 
 
 def parse(
-    text: str, tools: Sequence[Any], *, thinking: bool = False, finish: str = "stop", sizes: Sequence[int] = ()
+    text: str,
+    tools: Sequence[Any],
+    *,
+    dialect: str = "qwen3_coder",
+    thinking: bool = False,
+    finish: str = "stop",
+    sizes: Sequence[int] = (),
 ) -> Answer:
     """Parse in pieces of the given sizes (the last one repeats); all at once without sizes."""
-    parser = OutputParser(tools, thinking_open=thinking, parse_tools=True, id_seed="t")
+    parser = make_parser(dialect, tools, thinking_open=thinking, id_seed="t")
     answer, position, turn = Answer(), 0, 0
     while position < len(text):
         size = sizes[min(turn, len(sizes) - 1)] if sizes else len(text)
