@@ -156,11 +156,20 @@ def bench(
     depth: Annotated[int, typer.Option(help="Second depth to measure at, in tokens.")] = 8192,
     rounds: Annotated[int, typer.Option(min=3, help="Timed steps per figure.")] = 12,
     threads: ThreadsOpt = None,
+    streams: Annotated[
+        int | None, typer.Option(min=1, help="Instead: what so many streams at once cost the server, without a model.")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Measure decode, prefill, tree verification, restore and host overhead against memory bandwidth."""
     from edgellm.bench.report import print_table, run_bench
 
+    if streams is not None:
+        from edgellm.server.measure import measure_streams, print_cost
+
+        cost = measure_streams(streams)
+        print(json.dumps(asdict(cost))) if as_json else print_cost(cost, Console())
+        return
     with err.status("measuring") as status:
         result = run_bench(
             bundle,

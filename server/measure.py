@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+from rich.console import Console
+from rich.table import Table
 
 _TOKENS: Final = 2000  # of the single stream
 _SINGLE_PACE_S: Final = 0.002
@@ -46,6 +48,16 @@ class StreamCost:
     deltas_per_s: float
     longest_stall_ms: float
     p99_stall_ms: float
+
+
+def print_cost(cost: StreamCost, console: Console) -> None:
+    """The figures as a table."""
+    table = Table("figure", "value")
+    table.add_row("server time per delta, one stream", f"{cost.alone_us_per_delta:.0f} us")
+    table.add_row(f"server time per delta, {cost.streams} streams", f"{cost.us_per_delta:.0f} us")
+    table.add_row("deltas per second, all streams", f"{cost.deltas_per_s:.0f}")
+    table.add_row("longest stall; 99 % below", f"{cost.longest_stall_ms:.1f} ms; {cost.p99_stall_ms:.1f} ms")
+    console.print(table)
 
 
 def measure_streams(streams: int = 64) -> StreamCost:
