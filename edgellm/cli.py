@@ -162,14 +162,14 @@ def bench(
     as_json: JsonOpt = False,
 ) -> None:
     """Measure decode, prefill, tree verification, restore and host overhead against memory bandwidth."""
-    from edgellm.bench.report import print_table, run_bench
-
     if streams is not None:
         from edgellm.server.measure import measure_streams, print_cost
 
         cost = measure_streams(streams)
         print(json.dumps(asdict(cost))) if as_json else print_cost(cost, Console())
         return
+    from edgellm.bench.report import print_table, run_bench
+
     with err.status("measuring") as status:
         result = run_bench(
             bundle,

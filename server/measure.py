@@ -11,15 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import psutil
 from rich.console import Console
@@ -147,28 +145,25 @@ def _served(*, slots: int, step_s: float) -> Iterator[tuple[int, psutil.Process]
 
 
 def _serve(ready: Connection, slots: int, step_s: float) -> None:
-    from edgellm.checkpoint.synth import make_checkpoint
+    from edgellm.bench.tiny import tiny_text
     from edgellm.engine.scripted import ScriptedExecutor, ScriptTiming
     from edgellm.engine.scripts import ReplyScript
     from edgellm.runtime.llm import LLM
     from edgellm.server.app import create_app
     from edgellm.server.run import listen, make_server
     from edgellm.server.settings import ServerSettings
-    from edgellm.text.chat import ChatRenderer
-    from edgellm.text.tokenizer import Tokenizer
 
+    tokenizer, renderer = tiny_text()
+    said = tokenizer.encode(" word" * (_TOKENS + 1), allow_special=False)
+    executor = ScriptedExecutor(
+        ReplyScript(said, eos=tokenizer.eos_token_ids[0], vocab_size=tokenizer.vocab_size),
+        vocab_size=tokenizer.vocab_size,
+        slots=slots,
+        max_batch=slots,
+        timing=ScriptTiming(decode_step_s=step_s),
+    )
     settings = ServerSettings(model="scripted", host="127.0.0.1", port=0)
-    with tempfile.TemporaryDirectory(prefix="edgellm-streams-") as folder, listen(settings) as sock:
-        path = make_checkpoint("tiny", Path(folder) / "tiny")
-        tokenizer = Tokenizer.load(path)
-        parts: list[Any] = [tokenizer, ChatRenderer.load(path, tokenizer)]
-        said = tokenizer.encode(" word" * (_TOKENS + 1), allow_special=False)
-        script = ReplyScript(said, eos=tokenizer.eos_token_ids[0], vocab_size=tokenizer.vocab_size)
-        timing = ScriptTiming(decode_step_s=step_s)
-        executor = ScriptedExecutor(
-            script, vocab_size=tokenizer.vocab_size, slots=slots, max_batch=slots, timing=timing
-        )
-        with LLM.from_parts(executor, *parts, speculation=None) as llm:
-            server = make_server(create_app(llm, settings), settings)
-            ready.send(sock.getsockname()[1])
-            server.run(sockets=[sock])
+    with listen(settings) as sock, LLM.from_parts(executor, tokenizer, renderer, speculation=None) as llm:
+        server = make_server(create_app(llm, settings), settings)
+        ready.send(sock.getsockname()[1])
+        server.run(sockets=[sock])

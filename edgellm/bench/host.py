@@ -6,25 +6,17 @@ what is left is drafting, acceptance, sampling, detokenisation and the engine lo
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from edgellm.decode.params import SamplingParams, SpeculationParams
 from edgellm.runtime.types import Request
 
 
 def host_overhead_ms_per_step(tokens: int = 2000) -> float:
     """Milliseconds of host work per decode step (one sequence, tree of 16 nodes)."""
-    from edgellm.checkpoint.synth import make_checkpoint
+    from edgellm.bench.tiny import tiny_text
     from edgellm.engine.scripted import ScriptedExecutor
     from edgellm.runtime.llm import LLM
-    from edgellm.text.chat import ChatRenderer
-    from edgellm.text.tokenizer import Tokenizer
 
-    with tempfile.TemporaryDirectory(prefix="edgellm-host-") as folder:
-        make_checkpoint("tiny", Path(folder) / "tiny")
-        tokenizer = Tokenizer.load(Path(folder) / "tiny")
-        renderer = ChatRenderer.load(Path(folder) / "tiny", tokenizer)
+    tokenizer, renderer = tiny_text()
     executor = ScriptedExecutor(vocab_size=tokenizer.vocab_size)
     with LLM.from_parts(executor, tokenizer, renderer, speculation=SpeculationParams()) as llm:
         request = Request(

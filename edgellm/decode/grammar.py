@@ -8,7 +8,7 @@ where the text may end. Compiling and masking are bounded by llguidance's own li
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from threading import Lock
 from typing import TYPE_CHECKING, Final
 
@@ -64,13 +64,13 @@ class GrammarCompiler:
     The first grammar waits until the vocabulary is indexed, about two seconds for one of 248,000 tokens.
 
     Args:
-        tokenizer_json: of the tokenizer library.
+        tokenizer_json: gives that of the tokenizer library; called with the first grammar.
         vocab_size: width of a row of logits.
         eos: tokens that end a sequence.
     """
 
-    def __init__(self, tokenizer_json: str, *, vocab_size: int, eos: Collection[int]) -> None:
-        self._json = tokenizer_json
+    def __init__(self, tokenizer_json: Callable[[], str], *, vocab_size: int, eos: Collection[int]) -> None:
+        self._tokenizer_json = tokenizer_json
         self._vocab_size = vocab_size
         self._eos = sorted(eos)
         self._lock = Lock()
@@ -103,7 +103,7 @@ class GrammarCompiler:
         from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
         if self._tokenizer is None:
-            self._tokenizer = LLTokenizer(self._json, n_vocab=self._vocab_size, eos_token=self._eos)
+            self._tokenizer = LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=self._eos)
         limits = LLParserLimits(verbose_errors=False, max_items_in_row=_MAX_ITEMS)
         matcher = LLMatcher(self._tokenizer, grammar, limits=limits, log_level=0)
         trial = matcher.deep_copy()

@@ -32,7 +32,7 @@ class Constraints:
         self._tokenizer = tokenizer
         self._vocab_size = vocab_size
         self._eos = frozenset(eos)
-        self._compiler = GrammarCompiler(tokenizer.to_json(), vocab_size=vocab_size, eos=eos)
+        self._compiler = GrammarCompiler(tokenizer.to_json, vocab_size=vocab_size, eos=eos)
 
     def make(
         self, grammar: Grammar | None, *, param: str, thinking_open: bool, max_thinking_tokens: int | None = None

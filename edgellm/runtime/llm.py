@@ -30,7 +30,7 @@ from edgellm.runtime.results import ChatResult, Collector, Result, parse_chat
 from edgellm.runtime.settings import EngineSettings, Speculation
 from edgellm.runtime.types import CacheParams, Output, Request
 from edgellm.text.chat import ChatRenderer
-from edgellm.text.dialects import ALIASES, AnswerParser, make_parser, visible_markers
+from edgellm.text.dialects import AnswerParser, canonical, make_parser, visible_markers
 from edgellm.text.grammars import Grammar
 from edgellm.text.tokenizer import Tokenizer
 from edgellm.text.tool_grammars import ToolGrammars
@@ -135,11 +135,10 @@ class LLM:
         self.tokenizer = tokenizer
         self.renderer = renderer
         self.constraints = Constraints(tokenizer, vocab_size=executor.info.vocab_size, eos=eos)
-        dialect = options.get("dialect") or renderer.dialect
-        self.dialect = ALIASES.get(dialect, dialect)
-        self.tool_grammars = ToolGrammars(self.dialect, tokenizer.split, tokenizer.added)
         self._numbers = count()
         try:
+            self.dialect = canonical(options.get("dialect") or renderer.dialect)
+            self.tool_grammars = ToolGrammars(self.dialect, tokenizer.split, tokenizer.added)
             spoken = visible_markers(self.dialect)
             budgets = plan_budgets(
                 executor.info, block_bytes=options.get("cache_bytes"), snapshot_bytes=options.get("snapshot_bytes")

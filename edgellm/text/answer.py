@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterable
 
 from edgellm.text.deltas import (
     ContentDelta,
@@ -117,6 +118,13 @@ class AnswerWriter:
         self.behind_call = True
         self._lead = False not in self._spoken
         self.lines = LineTracker()
+
+    def whole_calls(self, calls: Iterable[tuple[str, str]]) -> None:
+        """Calls that are complete already: name and arguments of each."""
+        for name, arguments in calls:
+            self.start_call(name)
+            self.arguments(arguments)
+            self.end_call()
 
     def drop_space(self) -> None:
         """Behind a stray closing tag next to a call."""

@@ -21,28 +21,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgellm.text.answer import AnswerWriter
-from edgellm.text.deltas import (
-    ContentDelta,
-    ParsedDelta,
-    ReasoningDelta,
-    ToolCallArguments,
-    ToolCallEnd,
-    ToolCallStart,
-)
+from edgellm.text.deltas import ParsedDelta
 from edgellm.text.draft import Draft
 from edgellm.text.functions import functions
 from edgellm.text.lexer import Kind, Lexeme, Lexer
 from edgellm.text.qwen3_coder import CLOSERS, CallReader, Step
-
-__all__ = [
-    "ContentDelta",
-    "OutputParser",
-    "ParsedDelta",
-    "ReasoningDelta",
-    "ToolCallArguments",
-    "ToolCallEnd",
-    "ToolCallStart",
-]
 
 
 class OutputParser:
@@ -175,10 +158,7 @@ class OutputParser:
         self._draft.take(lexeme)
 
     def _accept_draft(self, draft: Draft) -> None:
-        for name, arguments in draft.calls:
-            self._answer.start_call(name)
-            self._answer.arguments(arguments)
-            self._answer.end_call()
+        self._answer.whole_calls(draft.calls)
         self._draft = None
 
     def _refuse_draft(self, draft: Draft) -> None:

@@ -45,7 +45,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def compiler(tokenizer: Tokenizer) -> GrammarCompiler:
-    return GrammarCompiler(tokenizer.to_json(), vocab_size=tokenizer.vocab_size + 5, eos=tokenizer.eos_token_ids)
+    return GrammarCompiler(tokenizer.to_json, vocab_size=tokenizer.vocab_size + 5, eos=tokenizer.eos_token_ids)
 
 
 def fed(constraint: GrammarConstraint, tokenizer: Tokenizer, text: str) -> str:

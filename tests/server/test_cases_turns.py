@@ -6,20 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from answers import BASH, call, events, merged, whole
+from answers import BASH, both_ways, call, events, merged
 
 USER = {"role": "user", "content": "hi"}
 GREEDY = {"temperature": 0}
-
-
-def both(running: Any, **body: Any) -> dict[str, Any]:
-    """The answer, streamed and whole; they agree in all but the ids of calls."""
-    one = whole(running.post(**body).raise_for_status().json())
-    streamed = merged(events(running.post(**body, stream=True)))
-    for made in [*one["tool_calls"], *streamed["tool_calls"]]:
-        made.pop("id")
-    assert streamed == one
-    return one
 
 
 def cached(running: Any, **body: Any) -> int:
@@ -30,14 +20,14 @@ def cached(running: Any, **body: Any) -> int:
 
 def test_an_answer_cut_in_its_reasoning_is_all_reasoning(tree: Any) -> None:
     tree.script.reply = "Suppose there were finitely many primes, and call them p. " * 9 + "\n</think>\n\nDone."
-    answer = both(tree, **GREEDY, enable_thinking=True, max_tokens=20)
+    answer = both_ways(tree, **GREEDY, enable_thinking=True, max_tokens=20)
     assert answer["reasoning"].startswith("Suppose there")
     assert (answer["content"], answer["finish_reason"]) == ("", "length")
 
 
 def test_a_turn_that_ends_in_its_reasoning_is_empty(tree: Any) -> None:
     tree.script.reply = "I will now edit the file."
-    answer = both(tree, **GREEDY, enable_thinking=True, tools=[BASH])
+    answer = both_ways(tree, **GREEDY, enable_thinking=True, tools=[BASH])
     assert answer == {"content": "", "reasoning": tree.script.reply, "tool_calls": [], "finish_reason": "stop"}
     assert "empty_turns_total 2" in tree.http.get("/metrics").text
 
@@ -45,7 +35,7 @@ def test_a_turn_that_ends_in_its_reasoning_is_empty(tree: Any) -> None:
 def test_without_thinking_everything_is_content(tree: Any) -> None:
     tree.script.reply = "It is 4."
     kwargs = {"enable_thinking": False}
-    answer = both(tree, **GREEDY, chat_template_kwargs=kwargs)
+    answer = both_ways(tree, **GREEDY, chat_template_kwargs=kwargs)
     assert (answer["content"], answer["reasoning"]) == ("It is 4.", "")
     assert "reasoning_content" not in tree.post(chat_template_kwargs=kwargs).json()["choices"][0]["message"]
 
@@ -53,17 +43,17 @@ def test_without_thinking_everything_is_content(tree: Any) -> None:
 @pytest.mark.parametrize("thinking", [True, False])
 def test_calls_are_read_with_and_without_thinking(tree: Any, thinking: bool) -> None:
     tree.script.reply = ("I list.\n</think>\n\n" if thinking else "") + call("ls")
-    answer = both(tree, **GREEDY, tools=[BASH], enable_thinking=thinking)
+    answer = both_ways(tree, **GREEDY, tools=[BASH], enable_thinking=thinking)
     assert [json.loads(made["function"]["arguments"]) for made in answer["tool_calls"]] == [{"command": "ls"}]
     assert (answer["content"], answer["finish_reason"]) == ("", "tool_calls")
 
 
 def test_a_stop_string_holds_in_the_reasoning_too_and_shows_no_tag(tree: Any) -> None:
     tree.script.reply = "9.11 or 9.8? It is 9.8.\n</think>\n\nIt is 9.8."
-    answer = both(tree, **GREEDY, enable_thinking=True, stop=["9.8"])
+    answer = both_ways(tree, **GREEDY, enable_thinking=True, stop=["9.8"])
     assert answer["reasoning"] + answer["content"] == "9.11 or "
     assert answer["finish_reason"] == "stop"
-    answer = both(tree, **GREEDY, enable_thinking=True, stop=["think>"])
+    answer = both_ways(tree, **GREEDY, enable_thinking=True, stop=["think>"])
     assert "<" not in answer["content"]
 
 
@@ -73,7 +63,7 @@ def test_a_call_with_a_malformed_part_goes_back_into_the_next_turn(tree: Any, ba
         "<tool_call>\n<function=bash>\n<parameter=command>\necho a\n</parameter>\n"
         f"{bad}\n</parameter>\n</function>\n</tool_call>"
     )
-    both(tree, **GREEDY, tools=[BASH], enable_thinking=False)
+    both_ways(tree, **GREEDY, tools=[BASH], enable_thinking=False)
     message = tree.post(**GREEDY, tools=[BASH], enable_thinking=False).json()["choices"][0]["message"]
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {"command": "echo a"}
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "a"}

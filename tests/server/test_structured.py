@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from constrained import passes
 
 from edgellm.checkpoint.synth import make_checkpoint
 from edgellm.errors import RequestError
@@ -39,13 +40,7 @@ def constraints(tokenizer: Tokenizer) -> Constraints:
 
 def fits(form: Form, constraints: Constraints, tokenizer: Tokenizer, text: str) -> bool:
     constraint = constraints.make(form.grammar, param=form.param, thinking_open=False)
-    assert constraint is not None
-    for token in [*tokenizer.encode(text, allow_special=True), tokenizer.eos_token_ids[0]]:
-        mask = constraint.mask()
-        if mask is not None and not mask[token]:
-            return False
-        constraint.advance(token)
-    return True
+    return passes(constraint, tokenizer, text)
 
 
 TWO_CALLS = f"{CALL.format('ls')}\n{CALL.format('now')}"

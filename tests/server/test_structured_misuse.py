@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from answers import BASH, call, events, merged, whole
+from answers import BASH, both_ways, call, events, whole
 
 READ = {
     "type": "function",
@@ -29,18 +29,9 @@ def read_call(path: str) -> str:
     return call(path, "fs.read-file").replace("command", "path")
 
 
-def both(running: Any, **body: Any) -> dict[str, Any]:
-    one = whole(running.post(**body).raise_for_status().json())
-    streamed = merged(events(running.post(**body, stream=True)))
-    for made in [*one["tool_calls"], *streamed["tool_calls"]]:
-        made.pop("id")
-    assert streamed == one
-    return one
-
-
 def test_forced_calls_come_out_whole_and_under_their_names(tree: Any) -> None:
     tree.script.reply = f"{read_call('/a')}\n{call('ls')}"
-    answer = both(tree, **FORCED)
+    answer = both_ways(tree, **FORCED)
     assert [made["function"]["name"] for made in answer["tool_calls"]] == ["fs.read-file", "bash"]
     assert answer["finish_reason"] == "tool_calls"
 
@@ -48,7 +39,7 @@ def test_forced_calls_come_out_whole_and_under_their_names(tree: Any) -> None:
 @pytest.mark.parametrize("limit", [1, 5, 12])
 def test_a_forced_call_that_is_cut_is_not_made(tree: Any, limit: int) -> None:
     tree.script.reply = call("a long command " * 20)
-    answer = both(tree, **FORCED, max_tokens=limit)
+    answer = both_ways(tree, **FORCED, max_tokens=limit)
     assert answer["finish_reason"] == "length"
     chunks = events(tree.post(**FORCED, max_tokens=limit, stream=True))
     assert chunks[-1]["choices"][0]["finish_reason"] == "length"
@@ -56,7 +47,7 @@ def test_a_forced_call_that_is_cut_is_not_made(tree: Any, limit: int) -> None:
 
 def test_a_stop_string_cuts_a_forced_call(tree: Any) -> None:
     tree.script.reply = call("echo STOP here")
-    answer = both(tree, **FORCED, stop=["STOP"])
+    answer = both_ways(tree, **FORCED, stop=["STOP"])
     assert answer["finish_reason"] == "stop"
     assert "STOP" not in json.dumps(answer)
 
@@ -64,7 +55,7 @@ def test_a_stop_string_cuts_a_forced_call(tree: Any) -> None:
 def test_the_end_of_a_form_outranks_min_tokens(tree: Any) -> None:
     tree.script.reply = "yes"
     body = {"response_format": SCHEMA, "enable_thinking": False, "temperature": 0, "min_tokens": 50, "max_tokens": 60}
-    answer = both(tree, **body)
+    answer = both_ways(tree, **body)
     assert (answer["content"], answer["finish_reason"]) == ('"yes"', "stop") or answer["content"] == '"no"'
 
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from answers import BASH, call, events, merged, whole
+from answers import BASH, both_ways, call, events, whole
 
 from edgellm.decode.params import SpeculationParams
 
@@ -24,16 +24,6 @@ PROSE = "Sure! The kind is beta."
 @pytest.fixture(params=[None, SpeculationParams(), SpeculationParams(4, 1, 5)], ids=["plain", "tree", "chain"])
 def running(request: pytest.FixtureRequest, start: Any) -> Any:
     return start(speculation=request.param)
-
-
-def both_ways(running: Any, **body: Any) -> dict[str, Any]:
-    """The answer, streamed and whole: they agree in all but the ids of calls."""
-    one = whole(running.post(**body).raise_for_status().json())
-    streamed = merged(events(running.post(**body, stream=True)))
-    for made in [*one["tool_calls"], *streamed["tool_calls"]]:
-        assert made.pop("id").startswith("call_")
-    assert streamed == one
-    return one
 
 
 def test_a_schema_is_obeyed_whatever_the_model_says(running: Any) -> None:

@@ -70,3 +70,13 @@ def whole(body: dict[str, Any]) -> dict[str, Any]:
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "tool_calls": [call["function"] for call in message["tool_calls"]]}
+
+
+def both_ways(running: Any, **body: Any) -> dict[str, Any]:
+    """The server's answer, streamed and whole: they agree in all but the ids of calls."""
+    one = whole(running.post(**body).raise_for_status().json())
+    streamed = merged(events(running.post(**body, stream=True)))
+    for made in [*one["tool_calls"], *streamed["tool_calls"]]:
+        assert made.pop("id").startswith("call_")
+    assert streamed == one
+    return one

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from edgellm.text.dialects import make_parser
-from edgellm.text.parser import (
+from edgellm.text.deltas import (
     ContentDelta,
     ParsedDelta,
     ReasoningDelta,
@@ -16,6 +15,7 @@ from edgellm.text.parser import (
     ToolCallEnd,
     ToolCallStart,
 )
+from edgellm.text.dialects import make_parser
 
 
 def tool(name: str, **properties: Any) -> dict[str, Any]:

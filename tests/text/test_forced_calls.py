@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from constrained import passes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsed import parse
@@ -39,16 +40,7 @@ class Forced:
         """`plain`: what looks like a token of the tokenizer is spelled as text."""
         grammar = self.grammars.free(self.tools) if free else self.grammars.forced(self.tools, several=True)
         constraint = self.constraints.make(grammar, param="tool_choice", thinking_open=False)
-        assert constraint is not None
-        for token in self.tokenizer.encode(text, allow_special=not plain):
-            mask = constraint.mask()
-            assert mask is not None
-            if not mask[token]:
-                return False
-            constraint.advance(token)
-        mask = constraint.mask()
-        assert mask is not None
-        return bool(mask[self.tokenizer.eos_token_ids[0]])
+        return passes(constraint, self.tokenizer, text, plain=plain)
 
     def read(self, text: str) -> Any:
         """The arguments of the only call; nothing else may come out."""

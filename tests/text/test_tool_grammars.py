@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from constrained import passes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parsed import parse
@@ -73,19 +74,6 @@ def forced(
     made = constraints.make(grammar, param="tool_choice", thinking_open=False)
     assert made is not None
     return made
-
-
-def passes(constraint: Constraint, tokenizer: Tokenizer, text: str) -> bool:
-    """Whether the whole text gets through and may end there."""
-    for token in tokenizer.encode(text, allow_special=True):
-        mask = constraint.mask()
-        assert mask is not None
-        if not mask[token]:
-            return False
-        constraint.advance(token)
-    mask = constraint.mask()
-    assert mask is not None
-    return bool(mask[tokenizer.eos_token_ids[0]])
 
 
 def written(renderer: ChatRenderer, tokenizer: Tokenizer, calls: list[tuple[str, Any]]) -> str:

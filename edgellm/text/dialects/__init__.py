@@ -18,7 +18,7 @@ from edgellm.text.dialects.harmony import HarmonyParser
 from edgellm.text.dialects.tagged import Syntax, TaggedParser
 from edgellm.text.parser import OutputParser
 
-__all__ = ["ALIASES", "DIALECTS", "AnswerParser", "detect", "make_parser", "visible_markers"]
+__all__ = ["ALIASES", "DIALECTS", "AnswerParser", "canonical", "detect", "make_parser", "visible_markers"]
 
 
 class AnswerParser(Protocol):
@@ -84,7 +84,7 @@ def make_parser(
     Raises:
         ConfigError: there is no such dialect.
     """
-    name = _known(dialect)
+    name = canonical(dialect)
     if name in _TAGGED:
         return TaggedParser(_TAGGED[name], tools, thinking_open=thinking_open, parse_tools=parse_tools, id_seed=id_seed)
     parser = HarmonyParser if name == "harmony" else OutputParser
@@ -97,10 +97,15 @@ def visible_markers(dialect: str) -> frozenset[str]:
     Raises:
         ConfigError: there is no such dialect.
     """
-    return frozenset(_MARKERS[_known(dialect)])
+    return frozenset(_MARKERS[canonical(dialect)])
 
 
-def _known(dialect: str) -> str:
+def canonical(dialect: str) -> str:
+    """The name in `DIALECTS` of a dialect or alias.
+
+    Raises:
+        ConfigError: there is no such dialect.
+    """
     name = ALIASES.get(dialect, dialect)
     if name not in _MARKERS:
         raise ConfigError(f"dialect: must be one of {', '.join((*DIALECTS, *ALIASES))}, got {dialect!r:.60}")

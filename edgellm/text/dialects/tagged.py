@@ -216,10 +216,7 @@ class TaggedParser:
     def _accept_draft(self) -> None:
         if self._draft is None or self._draft.reader is not None:
             return
-        for name, arguments in self._draft.calls:
-            self._answer.start_call(name)
-            self._answer.arguments(arguments)
-            self._answer.end_call()
+        self._answer.whole_calls(self._draft.calls)
         self._draft = None
 
     def _refuse_draft(self) -> None:
