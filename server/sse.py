@@ -16,7 +16,8 @@ import json
 import logging
 import time
 from collections.abc import Iterable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 from starlette.responses import JSONResponse, Response
@@ -28,6 +29,7 @@ from edgellm.server.generations import Generations
 from edgellm.server.metrics import Metrics
 from edgellm.server.protocol import PROBE
 from edgellm.server.settings import ServerSettings
+from edgellm.server.write_watch import WriteWatch
 
 log = logging.getLogger("edgellm.server")
 
@@ -96,10 +98,14 @@ class GenerationResponse(Response):
         self._disconnected = False
         self._started = False
         self._last_write = 0.0
+        self._stalled = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._stream:
             scope["state"][PROBE] = PING
+        task = asyncio.current_task()
+        assert task is not None
+        self._writing = WriteWatch(self._settings.write_timeout_s, partial(self._give_up, task))
         watcher = asyncio.create_task(self._watch(receive))
         pinger = asyncio.create_task(self._keep_alive(send)) if self._stream else None
         error: ApiError | None = None
@@ -107,9 +113,15 @@ class GenerationResponse(Response):
             await (self._send_stream(send) if self._stream else self._collect())
         except Exception as caught:
             error = as_api_error(caught, retry_after_s=self._settings.retry_after_s)
-        except asyncio.CancelledError:  # the grace period of a stopping server is over; nothing awaits this task
-            error = ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")
+        except asyncio.CancelledError:  # by `_give_up`, or the grace period of a stopping server is over
+            if self._stalled:
+                task.uncancel()
+                message = f"the client took no data for {self._settings.write_timeout_s:g} s"
+                error = ApiError(408, message, code="client_stalled")
+            else:
+                error = ApiError(503, "the server is shutting down", kind="server_error", code="shutting_down")
         finally:
+            self._writing.close()
             watcher.cancel()
             if pinger is not None:
                 pinger.cancel()
@@ -138,9 +150,8 @@ class GenerationResponse(Response):
         while True:
             silent = time.monotonic() - self._last_write
             if silent >= interval:
-                with suppress(ApiError):  # the stream itself will meet a stalled client
-                    await self._open(send)
-                    await self._write(send, PING)
+                await self._open(send)
+                await self._write(send, PING)
                 silent = 0.0
             await asyncio.sleep(interval - silent)
 
@@ -201,15 +212,14 @@ class GenerationResponse(Response):
             await self._write(send, event(chunk))
 
     async def _write(self, send: Send, data: bytes) -> None:
-        """One write. A client that takes nothing for long is given up, as if it had left in the middle."""
         self._last_write = time.monotonic()
-        try:
-            async with asyncio.timeout(self._settings.write_timeout_s):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-        except TimeoutError:
-            raise ApiError(
-                408, f"the client took no data for {self._settings.write_timeout_s:g} s", code="client_stalled"
-            ) from None
+        with self._writing:
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+    def _give_up(self, task: asyncio.Task[Any]) -> None:
+        """A client that takes nothing for long is treated as if it had left in the middle."""
+        self._stalled = True
+        task.cancel()
 
     def _record(self, scope: Scope, error: ApiError | None) -> None:
         outcome = "cancelled" if self._disconnected else "ok" if error is None else "error"

@@ -59,12 +59,11 @@ class Channel:
             final = self._final
             if final is None and not self._tokens and not self._text:
                 return None
-            output = replace(
-                Output() if final is None else final,
-                token_ids=tuple(self._tokens),
-                text="".join(self._text),
-                logprobs=tuple(self._logprobs),
-            )
+            token_ids, text, logprobs = tuple(self._tokens), "".join(self._text), tuple(self._logprobs)
+            if final is None:
+                output = Output(token_ids=token_ids, text=text, logprobs=logprobs)
+            else:
+                output = replace(final, token_ids=token_ids, text=text, logprobs=logprobs)
             self._tokens, self._text, self._logprobs = [], [], []
             if final is not None:
                 self._final, self._ended = None, True
