@@ -160,3 +160,9 @@ def test_a_value_is_the_same_tokens_wherever_it_stands(tokenizer: Tokenizer, wor
     ):
         ids = tokenizer.encode(before + word + behind, allow_special=False)
         assert any(ids[n : n + len(alone)] == alone for n in range(len(ids))), (before, behind)
+
+
+def test_what_is_no_call_begins_in_one_way() -> None:
+    """Greedy decoding calls when refusing is likelier but split between several beginnings."""
+    replies = [conversation(3, index, "train", 1.0, "irrelevant")["messages"][-1]["content"] for index in range(200)]
+    assert {reply.split()[0] for reply in replies} == {"Sorry,", "What"}

@@ -202,6 +202,15 @@ def sample(index: int, stage: float) -> tuple[list[int], list[bool]]:
     return ids, [n > 5 for n in range(len(ids))]
 
 
+def test_repeated_pairs_of_the_prompt_are_marked() -> None:
+    batch = Batch.of([([5, 6, 7, 5, 6, 8, 5, 6], [0, 0, 0, 0, 0, 0, 0, 1]), ([1, 1, 1], [0, 0, 0])])
+    assert batch.repeats.tolist() == [
+        [False, False, False, False, True, False, False, False],  # the last one is learnt anyway
+        [False, False, True, False, False, False, False, False],
+    ]
+    assert batch.mask.sum() == 1
+
+
 def test_stream_resumes() -> None:
     stream = Stream(sample, size=128, longest=36, pool=16)
     for _ in range(7):

@@ -59,7 +59,7 @@ def multi_turn(maker: SchemaMaker) -> dict[str, Any]:
         assistant(calls=[call_of(function, said)]),
         tool(json.dumps(result)),
     ]
-    messages.append(assistant(told(function, result, rng)))
+    messages.append(assistant(told(function, result)))
     if follow_up < 0.2:
         other = _taking_id(maker, function)
         tools[other.name] = other
@@ -83,13 +83,13 @@ def _taking_id(maker: SchemaMaker, function: Function) -> Function:
     return Function(joined(f"{verb} {thing}", style), verb, thing, (field,), f"{verb.capitalize()} {a(thing)}")
 
 
-def told(function: Function, result: dict[str, Any], rng: Random) -> str:
+def told(function: Function, result: dict[str, Any]) -> str:
     """The answer that tells a result."""
     if "error" in result:
         return f"That did not work: {result['error']}."
     facts = [f"the {key} is {value}" for key, value in result.items()]
     text = facts[0] if len(facts) == 1 else f"{', '.join(facts[:-1])} and {facts[-1]}"
-    return rng.choice((f"Done: {text}.", f"Here is the {function.thing}: {text}.", text[0].upper() + text[1:] + "."))
+    return f"Here is the {function.thing}: {text}."
 
 
 def results(maker: SchemaMaker, *, with_id: bool = False) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,20 +28,41 @@ Sampler: TypeAlias = Callable[[int, float], Tokens]  # (index, stage) -> tokens
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Right-padded sequences: ids i64 [B, T]; mask bool [B, T], true on tokens to learn, never on padding."""
+    """Right-padded sequences.
+
+    Attributes:
+        ids: i64 [B, T].
+        mask: bool [B, T], true on tokens to learn, never on padding.
+        repeats: bool [B, T], true on other tokens that follow the one before them for at least the second time in their
+            sequence. They can be told from what came before, so they teach copying, and they are as many as the first.
+        tokens: without padding.
+    """
 
     ids: Tensor
     mask: Tensor
-    tokens: int  # without padding
+    repeats: Tensor
+    tokens: int
 
     @classmethod
     def of(cls, samples: Sequence[Tokens]) -> Batch:
         length = max(len(ids) for ids, _ in samples)
-        ids, mask = (torch.zeros(len(samples), length, dtype=kind) for kind in (torch.int64, torch.bool))
+        ids = torch.zeros(len(samples), length, dtype=torch.int64)
+        mask, again = torch.zeros_like(ids, dtype=torch.bool), torch.zeros_like(ids, dtype=torch.bool)
         for row, (tokens, learn) in enumerate(samples):
             ids[row, : len(tokens)] = torch.tensor(tokens)
             mask[row, : len(learn)] = torch.tensor(learn, dtype=torch.bool)
-        return cls(ids, mask, sum(len(tokens) for tokens, _ in samples))
+            again[row, : len(learn)] = torch.tensor(_repeats(tokens), dtype=torch.bool)
+        return cls(ids, mask, again & ~mask, sum(len(tokens) for tokens, _ in samples))
+
+
+def _repeats(ids: Sequence[int]) -> list[bool]:
+    """Whether each token follows the one before it for at least the second time."""
+    seen: set[tuple[int, int]] = set()
+    found = [False]
+    for pair in pairwise(ids):
+        found.append(pair in seen)
+        seen.add(pair)
+    return found
 
 
 def conversations(seed: int, split: Split, tokenizer: Path) -> Sampler:

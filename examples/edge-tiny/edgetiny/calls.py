@@ -1,7 +1,8 @@
 """Conversations of one request: a call, several, or a refusal.
 
 What must stay true: the function that fits is named by the request's verb and thing; a distractor differs from it in at
-least one of them, and when nothing fits no tool has both.
+least one of them, and when nothing fits no tool has both. A refusal has one wording: with several, each of them is less
+likely than a call even where refusing is the likelier choice, and greedy decoding then calls.
 """
 
 from __future__ import annotations
@@ -14,14 +15,8 @@ from edgetiny.schemas import SchemaMaker, make_value
 from edgetiny.turns import Call, Message, assistant, made, user
 from edgetiny.values import Value
 
-_TYPED: Final = ("count", "measure", "measure", "flag", "flag", "choice", "strings", "integers", "object", "phrase",
+TYPED: Final = ("count", "measure", "measure", "flag", "flag", "choice", "strings", "integers", "object", "phrase",
                  "date", "level", "path", "id", "email", "url")  # fmt: skip
-_REFUSALS: Final = (
-    "Sorry, I cannot {w}: none of the functions can do that.",
-    "I'm sorry, none of the given functions can {w}.",
-    "I cannot {w} because there is no function for it.",
-    "There is no function to {w}, so I cannot do that.",
-)
 _LINKS: Final = ("{0} Also, {1}", "{0} Then {1}", "{0} After that, {1}", "{0} {2}", "{0}\n{2}")
 
 
@@ -44,7 +39,7 @@ def single(maker: SchemaMaker) -> dict[str, Any]:
 
 def typed(maker: SchemaMaker) -> dict[str, Any]:
     """One tool with several parameters of hard types."""
-    return _one(maker, [], maker.function(low=2 + round(maker.stage), roles=_TYPED))
+    return _one(maker, [], maker.function(low=2 + round(maker.stage), roles=TYPED))
 
 
 def multiple(maker: SchemaMaker) -> dict[str, Any]:
@@ -87,21 +82,20 @@ def irrelevant(maker: SchemaMaker) -> dict[str, Any]:
     if required and not function.requests and rng.random() < 0.15:
         missing = rng.choice(required)
         text, _ = request(function, [pair for pair in said if pair[0] is not missing], rng)
-        reply = rng.choice(("What is the {l}?", "Please tell me the {l}.", "Which {l} should I use?"))
         tools = _shuffled(maker, {f.name: f for f in (function, *others[:1])})
-        return made([user(text), assistant(reply.format(l=missing.label))], tools, f"The {missing.label} is missing.")
+        reply = assistant(f"What is the {missing.label}?")
+        return made([user(text), reply], tools, f"The {missing.label} is missing.")
     tools = _shuffled(maker, {f.name: f for f in others})
     return made(refused(maker, function), tools, "I look for a function that fits: there is none.")
 
 
 def refused(maker: SchemaMaker, function: Function) -> list[Message]:
     """A request for `function`, which is not there, and the reply."""
-    rng = maker.rng
-    text, _ = request(function, values_for(function, maker), rng)
+    text, _ = request(function, values_for(function, maker), maker.rng)
     if function.requests:
         reply = "Sorry, none of the functions can do that."
     elif function.verb in text.lower():
-        reply = rng.choice(_REFUSALS).format(w=ask(function.verb, function.thing))
+        reply = f"Sorry, I cannot {ask(function.verb, function.thing)}: none of the functions can do that."
     else:
         reply = f"Sorry, I cannot help with the {function.thing}: none of the functions can do that."
     return [user(text), assistant(reply)]

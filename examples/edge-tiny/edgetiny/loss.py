@@ -43,6 +43,12 @@ def head_loss(rows: Tensor, head: Tensor, targets: Tensor, compute: torch.dtype)
     return cast(Tensor, _HeadLoss.apply(rows, head, targets, compute))
 
 
+def token_loss(hidden: Tensor, ids: Tensor, mask: Tensor, head: Tensor, compute: torch.dtype) -> Tensor:
+    """Summed loss of decoder rows [B, T, hidden] over the tokens of `mask` [B, T]; row p is about token p+1."""
+    wanted = mask[:, 1:]
+    return head_loss(hidden[:, :-1][wanted], head, ids[:, 1:][wanted], compute)
+
+
 def draft_mask(mask: Tensor, step: int) -> Tensor:
     """Where draft step `step` (from 1) counts, [B, T-2] of a loss mask [B, T]: row p is about token p+2.
 
@@ -62,10 +68,8 @@ def losses(
     The sums of the steps are over fewer tokens than that of the decoder, by a few per sequence.
     """
     hidden, drafts = outputs
-    wanted = mask[:, 1:]
-    base = head_loss(hidden[:, :-1][wanted], head, ids[:, 1:][wanted], compute)
     steps = []
     for step, rows in enumerate(drafts, 1):
         wanted = draft_mask(mask, step)
         steps.append(head_loss(rows[:, :-1][wanted], head, ids[:, 2:][wanted], compute))
-    return base, steps
+    return token_loss(hidden, ids, mask, head, compute), steps

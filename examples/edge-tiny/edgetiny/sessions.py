@@ -19,7 +19,7 @@ from edgetiny.turns import Message, assistant, made, tool
 def session(maker: SchemaMaker) -> dict[str, Any]:
     """Two to six requests; some calls are followed by a result and the answer."""
     rng = maker.rng
-    function = maker.function()
+    function = maker.function(low=2, roles=calls.TYPED) if rng.random() < 0.3 else maker.function()
     tools = [function, *calls.distractors(maker, function, rng.randint(0, 1 + round(3 * maker.stage)))]
     messages: list[Message] = []
     count = rng.randint(2, 3 + round(3 * maker.stage))
@@ -34,7 +34,7 @@ def session(maker: SchemaMaker) -> dict[str, Any]:
             messages += calls.several(maker, [chosen])
         if len(messages[-1].get("tool_calls", ())) == 1 and turn < count - 1 and rng.random() < 0.3:
             result = results(maker)
-            messages += [tool(json.dumps(result)), assistant(told(chosen, result, rng))]
+            messages += [tool(json.dumps(result)), assistant(told(chosen, result))]
     shown = rng.sample(tools, len(tools))
     return made(messages, [f.tool() for f in shown], "I look at the last request and at the functions.")
 

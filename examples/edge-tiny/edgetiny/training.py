@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from edgetiny.batches import Batch, Sampler, Stream
-from edgetiny.loss import losses
+from edgetiny.loss import losses, token_loss
 from edgetiny.model import EdgeTiny
 from edgetiny.muon import Muon
 from edgetiny.schedule import Schedule
@@ -35,6 +35,7 @@ class Settings:
     micro_tokens: int = 4096
     longest: int = 2048
     draft_steps: int = 3
+    repeat_weight: float = 0.3  # of the loss on prompt tokens that repeat (see `Batch`)
     draft_weight: float = 0.3  # of the mean loss of the draft steps
 
 
@@ -115,6 +116,9 @@ class Trainer:
         outputs = model(batch.ids, settings.draft_steps)
         base, drafts = losses(outputs, batch.ids, batch.mask, model.head, model.compute)
         total = base + sum(drafts, torch.zeros(())) * (settings.draft_weight / max(len(drafts), 1))
+        if settings.repeat_weight:
+            again = token_loss(outputs[0], batch.ids, batch.repeats, model.head, model.compute)
+            total = total + settings.repeat_weight * again
         grads = torch.autograd.grad(total, list(model.parameters()), materialize_grads=True)
         return grads, [float(part.detach()) for part in (base, *drafts)]
 
