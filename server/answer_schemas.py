@@ -24,7 +24,9 @@ _USAGE = record(
         "completion_tokens": COUNT,
         "total_tokens": COUNT,
         "prompt_tokens_details": record({"cached_tokens": COUNT}),
-        "completion_tokens_details": record({"reasoning_tokens": COUNT}),
+        "completion_tokens_details": record(
+            {"reasoning_tokens": COUNT, "accepted_prediction_tokens": COUNT, "rejected_prediction_tokens": COUNT}, ()
+        ),
     },
     ("prompt_tokens", "completion_tokens", "total_tokens"),
 )

@@ -26,9 +26,9 @@ from edgellm.server.messages import read_messages, read_tools
 from edgellm.server.names import check_model, new_id, system_fingerprint
 from edgellm.server.parameters import CHAT
 from edgellm.server.sampling import (
-    check_prediction,
     clamp_to_context,
     read_count,
+    read_prediction,
     read_sampling,
     read_stream,
 )
@@ -64,7 +64,7 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
     fields.refuse(CHAT.refused)
     if any(kind != "text" for kind in fields.array("modalities") or ()):
         raise unsupported(fields.at("modalities"), "only text output is supported")
-    check_prediction(fields)
+    prediction = read_prediction(fields, llm.tokenizer, llm.info.max_tokens)
     n = read_n(fields, settings.max_n)
     streaming = read_stream(fields)
     messages = read_messages(fields, limit=settings.max_messages)
@@ -86,6 +86,7 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
         cache=CacheParams(read=settings.prefix_cache, write=settings.prefix_cache, salt=salt),
         stable_lengths=rendered.stable_lengths,
         deadline_s=settings.deadline_s,
+        prediction=prediction,
     )
     requests = tuple(
         replace(

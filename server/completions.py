@@ -24,10 +24,10 @@ from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
 from edgellm.server.names import check_model, new_id, system_fingerprint
 from edgellm.server.parameters import COMPLETION
 from edgellm.server.sampling import (
-    check_prediction,
     check_token_ids,
     clamp_to_context,
     read_count,
+    read_prediction,
     read_sampling,
     read_stream,
 )
@@ -58,7 +58,7 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings) -> Job:
     fields = Fields(parse_object(body, max_depth=settings.max_depth))
     model = check_model(fields, settings)
     fields.refuse(COMPLETION.refused)
-    check_prediction(fields)
+    prediction = read_prediction(fields, llm.tokenizer, llm.info.max_tokens)
     n = _read_n(fields, settings)
     streaming = read_stream(fields)
     limit = read_count(fields, "max_tokens", "max_completion_tokens") or DEFAULT_MAX_TOKENS
@@ -79,6 +79,7 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings) -> Job:
             sampling=replace(_seeded(fields, sampling, first=not requests), max_tokens=room),
             cache=CacheParams(read=settings.prefix_cache, write=settings.prefix_cache, salt=salt),
             deadline_s=settings.deadline_s,
+            prediction=prediction,
         )
         requests += [
             replace(each, constraint=llm.constraints.make(grammar, param=param, thinking_open=False))

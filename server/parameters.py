@@ -39,6 +39,7 @@ _SAMPLING = {
     "ignore_eos": "go on after the model's end of turn",
     "stream": "server-sent events",
     "stream_options": "include_usage, continuous_usage_stats",
+    "prediction": "text that the answer is expected to repeat: drafts for speed, which do not change the answer",
     "cache_salt": "cached prefixes are shared only among requests with the same salt",
     "skip_special_tokens": "only true: control tokens are never shown",
 }
@@ -69,7 +70,6 @@ _REFUSED = {
 }
 
 _IGNORED = {
-    "prediction": "checked; a hint for speed that does not change the answer and has no effect at present",
     "user": "names the end user; nothing depends on it",
 }
 

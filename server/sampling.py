@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edgellm.decode.params import SamplingParams
+from edgellm.decode.prediction import Prediction
 from edgellm.errors import RequestError
 from edgellm.server.choices import fresh_seed
 from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
 from edgellm.server.messages import read_text
 from edgellm.server.settings import ServerSettings
+from edgellm.text.tokenizer import Tokenizer
 
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_LOGIT_BIAS = 4096  # entries
@@ -94,15 +96,17 @@ def read_stream(fields: Fields) -> Streaming:
     return Streaming(stream, usage, usage and bool(options.boolean("continuous_usage_stats")))
 
 
-def check_prediction(fields: Fields) -> None:
-    """`prediction` has no effect, but a malformed one is an error as it is at OpenAI."""
+def read_prediction(fields: Fields, tokenizer: Tokenizer, context: int) -> Prediction | None:
+    """`prediction`, the text that the answer is expected to repeat. What does not fit the context is cut."""
     prediction = fields.fields("prediction")
     if prediction is None:
-        return
+        return None
     if (kind := prediction.string("type")) != "content":
         raise bad_value(prediction.at("type"), f"must be 'content', got {kind!r:.40}")
-    if read_text(prediction, "content") is None:
+    text = read_text(prediction, "content")
+    if text is None:
         raise bad_value(prediction.at("content"), "is required")
+    return Prediction.of(tokenizer.encode(text, allow_special=False), context)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -24,6 +24,8 @@ def total_usage(usages: Sequence[Usage | None], per_prompt: int) -> Usage | None
         drafted_tokens=sum(usage.drafted_tokens for usage in known),
         accepted_tokens=sum(usage.accepted_tokens for usage in known),
         verify_steps=sum(usage.verify_steps for usage in known),
+        predicted_tokens=sum(usage.predicted_tokens for usage in known),
+        accepted_predicted_tokens=sum(usage.accepted_predicted_tokens for usage in known),
     )
 
 
@@ -33,8 +35,12 @@ def usage_object(usage: Usage | None, reasoning_tokens: int | None = None) -> di
         return None
     result = running_usage(usage.prompt_tokens, usage.completion_tokens)
     result["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
-    if reasoning_tokens is not None:
-        result["completion_tokens_details"] = {"reasoning_tokens": reasoning_tokens}
+    details = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
+    if usage.predicted_tokens:
+        details["accepted_prediction_tokens"] = usage.accepted_predicted_tokens
+        details["rejected_prediction_tokens"] = usage.predicted_tokens - usage.accepted_predicted_tokens
+    if details:
+        result["completion_tokens_details"] = details
     return result
 
 

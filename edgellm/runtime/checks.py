@@ -39,6 +39,8 @@ def check_request(request: Request, info: ExecutorInfo) -> TokenKey:
             code="invalid_value",
         )
     request.sampling.check_vocab(info.vocab_size)
+    if request.prediction is not None and not all(0 <= token < info.vocab_size for token in request.prediction.tokens):
+        raise RequestError(f"prediction: tokens must be 0 to {info.vocab_size - 1}", param="prediction")
     priority, duration = request.cache.priority, request.cache.duration_s
     if priority is not None and not 0 <= priority <= 100:
         raise RequestError(f"cache.priority must be 0 to 100, got {priority}", param="cache.priority")

@@ -252,21 +252,28 @@ class Engine:
             self._decode_round(decoding)
 
     def _decode_round(self, decoding: list[Sequence]) -> None:
-        """One step of every decoding sequence: single tokens together, trees one by one."""
+        """One step of every decoding sequence: single tokens together, trees one by one.
+
+        A round in which a prediction told what comes next says nothing about the draft layer.
+        """
         default, size = self._default, len(decoding)
         if self._auto is not None:
             default = self._auto.choose(size)
             start, tokens = time.perf_counter(), self._totals.generated_tokens
         plain: list[Sequence] = []
+        guessed = False
         for sequence in decoding:
             params = sequence.request.speculation or default
-            if params.enabled and self._can_draft and sequence.remaining > 1:
+            if guess := sequence.guess(self.info.max_tree):
+                guessed = True
+                self._stepper.speculate(sequence, params, guess)
+            elif params.enabled and self._can_draft and sequence.remaining > 1:
                 self._stepper.speculate(sequence, params)
             else:
                 plain.append(sequence)
         for first in range(0, len(plain), self.info.max_batch):
             self._stepper.decode(plain[first : first + self.info.max_batch])
-        if self._auto is not None:
+        if self._auto is not None and not guessed:
             seconds = time.perf_counter() - start
             self._auto.record(size, default, seconds, self._totals.generated_tokens - tokens)
 

@@ -20,6 +20,7 @@ from typing import Any, Self, TypedDict, Unpack, cast, overload
 
 from edgellm.cache import plan_budgets
 from edgellm.decode.params import SamplingParams, SpeculationParams
+from edgellm.decode.prediction import Prediction
 from edgellm.engine.base import Executor, ExecutorInfo
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.registry import open_executor
@@ -57,7 +58,7 @@ class RequestOptions:
     """What a request may set besides its prompt and its sampling. See `edgellm.runtime.types.Request`.
 
     `grammar` (see `edgellm.text.grammars`) holds for the answer, not for its reasoning; `max_thinking_tokens` closes a
-    reasoning block in time.
+    reasoning block in time. `prediction` is text that the answer is expected to repeat: it makes drafts.
     """
 
     speculation: SpeculationParams | None = None
@@ -66,6 +67,7 @@ class RequestOptions:
     deadline_s: float | None = None
     grammar: Grammar | None = None
     max_thinking_tokens: int | None = None
+    prediction: str = ""
 
 
 class LLM:
@@ -367,6 +369,9 @@ class LLM:
                 param="grammar",
                 thinking_open=thinking_open,
                 max_thinking_tokens=chosen.max_thinking_tokens,
+            ),
+            prediction=Prediction.of(
+                self.tokenizer.encode(chosen.prediction, allow_special=False), self.info.max_tokens
             ),
         )
 

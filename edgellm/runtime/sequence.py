@@ -13,6 +13,7 @@ from enum import Enum
 
 from edgellm.cache import Lease, SnapshotPoint, TokenKey
 from edgellm.decode.accept import Accepted
+from edgellm.decode.prediction import PredictionReader
 from edgellm.decode.sampler import Sampler
 from edgellm.decode.stop import StopRule
 from edgellm.runtime.generation import Channel
@@ -51,6 +52,7 @@ class Sequence:
 
     __slots__ = (
         "accepted",
+        "accepted_predicted",
         "channel",
         "deadline",
         "drafted",
@@ -62,6 +64,8 @@ class Sequence:
         "order",
         "phase",
         "points",
+        "predicted",
+        "prediction",
         "rank",
         "request",
         "restored",
@@ -107,8 +111,11 @@ class Sequence:
         self.stop = StopRule.of(sampling, eos_token_ids=eos, prompt_tokens=len(key), context=context)
         self.sampler = Sampler(sampling, request.prompt, ending=self.stop.ending, constraint=request.constraint)
         self.text = tokenizer.stream(skip_special=True, stop=sampling.stop, spoken=spoken)
+        self.prediction = None if request.prediction is None else PredictionReader(request.prediction)
         self.drafted = 0
         self.accepted = 0
+        self.predicted = 0
+        self.accepted_predicted = 0
         self.verified = 0
         self.started_at: float | None = None
         self.first_token_at: float | None = None
@@ -117,6 +124,22 @@ class Sequence:
     def remaining(self) -> int:
         """Tokens that may still be generated."""
         return self.stop.remaining(len(self.generated))
+
+    def guess(self, max_tree: int) -> tuple[int, ...]:
+        """What the request's prediction says comes behind `root`, for a tree of `max_tree` nodes."""
+        if self.prediction is None:
+            return ()
+        return self.prediction.draft(self.generated, min(max_tree, self.remaining) - 1)
+
+    def judge(self, drafted: int, accepted: int, *, guessed: bool) -> None:
+        """Count one verified tree by its nodes below the root."""
+        self.verified += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        if guessed and self.prediction is not None:
+            self.prediction.judge(drafted, accepted)
+            self.predicted += drafted
+            self.accepted_predicted += accepted
 
     def take(self, accepted: Accepted) -> Taken:
         """Add emitted tokens: their text, up to a stop string if one ends among them.
@@ -163,6 +186,8 @@ class Sequence:
             drafted_tokens=self.drafted,
             accepted_tokens=self.accepted,
             verify_steps=self.verified,
+            predicted_tokens=self.predicted,
+            accepted_predicted_tokens=self.accepted_predicted,
         )
 
     def timing(self, now: float) -> Timing:

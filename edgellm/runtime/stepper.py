@@ -16,7 +16,7 @@ from edgellm.cache import PrefixCache, PrefixStore, SnapshotKind, TokenKey, keep
 from edgellm.decode.accept import accept_row, accept_tree
 from edgellm.decode.draft import Drafter
 from edgellm.decode.params import SpeculationParams
-from edgellm.engine.base import Chunk
+from edgellm.engine.base import Chunk, TokenTree
 from edgellm.errors import EdgeLLMError
 from edgellm.runtime.metered import ExecutorFault, MeteredExecutor
 from edgellm.runtime.sequence import Phase, Sequence, Taken
@@ -107,29 +107,23 @@ class Stepper:
                     raise result
                 self._deliver(sequence, result)
 
-    def speculate(self, sequence: Sequence, params: SpeculationParams) -> None:
-        """Draft a tree, verify it, take what the model agrees with. At least two tokens may still be generated."""
-        executor, totals = self._executor, self._totals
+    def speculate(self, sequence: Sequence, params: SpeculationParams, guess: tuple[int, ...] = ()) -> None:
+        """Draft a tree, verify it, take what the model agrees with. At least two tokens may still be generated.
+
+        With a `guess` of what comes next, that is the tree; the draft layer is not asked.
+        """
+        totals = self._totals
         totals.steps += 1
         with self._faults_of([sequence]):
-            drafter = Drafter(
-                sequence.slot,
-                sequence.root,
-                params,
-                max_nodes=executor.info.max_tree,
-                max_depth=sequence.remaining - 1,
-                terminal=sequence.stop.ending,
-            )
-            while (nodes := drafter.pending()) is not None:
-                drafter.feed(executor.draft([nodes])[0])
-            tree = drafter.finish().tree
-            logits = executor.verify(tree)
+            if guess:
+                tree = TokenTree(sequence.slot, [sequence.root, *guess], list(range(-1, len(guess))))
+            else:
+                tree = self._draft(sequence, params)
+            logits = self._executor.verify(tree)
             self._faults = 0
             step = sequence.take(accept_tree(tree, logits, sequence.sampler, sequence.stop))
             drafted, accepted = len(tree.tokens) - 1, len(step.path) - 1
-            sequence.verified += 1
-            sequence.drafted += drafted
-            sequence.accepted += accepted
+            sequence.judge(drafted, accepted, guessed=bool(guess))
             totals.drafted_tokens += drafted
             totals.accepted_tokens += accepted
             self._deliver(sequence, step, step.path)
@@ -142,6 +136,20 @@ class Stepper:
             self._vacate(sequence)
 
     # -- parts of steps
+
+    def _draft(self, sequence: Sequence, params: SpeculationParams) -> TokenTree:
+        """A tree by the draft layer."""
+        drafter = Drafter(
+            sequence.slot,
+            sequence.root,
+            params,
+            max_nodes=self._executor.info.max_tree,
+            max_depth=sequence.remaining - 1,
+            terminal=sequence.stop.ending,
+        )
+        while (nodes := drafter.pending()) is not None:
+            drafter.feed(self._executor.draft([nodes])[0])
+        return drafter.finish().tree
 
     def _begin(self, sequence: Sequence) -> None:
         """Restore what the cache has and plan where snapshots are taken.

@@ -8,6 +8,7 @@ from typing import Literal
 from edgellm.decode.constraint import Constraint
 from edgellm.decode.logprobs import TokenLogprob as TokenLogprob
 from edgellm.decode.params import SamplingParams, SpeculationParams
+from edgellm.decode.prediction import Prediction
 
 FinishReason = Literal["stop", "length", "abort", "deadline", "error"]
 
@@ -41,6 +42,7 @@ class Request:
     priority: int = 0  # scheduling: higher first
     deadline_s: float | None = None  # seconds from submission; then finish_reason "deadline"
     constraint: Constraint | None = None  # restricts the tokens; for this request alone, it has state
+    prediction: Prediction | None = None  # what the answer is expected to repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Usage:
     drafted_tokens: int = 0  # draft nodes verified, roots excluded
     accepted_tokens: int = 0  # of those, accepted
     verify_steps: int = 0
+    predicted_tokens: int = 0  # of the drafted ones, those that came from the request's prediction
+    accepted_predicted_tokens: int = 0
 
     @property
     def prefilled_tokens(self) -> int:

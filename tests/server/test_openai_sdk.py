@@ -152,12 +152,20 @@ def test_fields_without_effect(sdk: Sdk) -> None:
         safety_identifier="s",
         verbosity="low",
         reasoning_effort="none",
-        prediction={"type": "content", "content": [{"type": "text", "text": "Hello"}]},
         modalities=["text"],
         response_format={"type": "text"},
         extra_body={"top_k": 5, "no_such_field": 1},
     )
     assert answer.choices[0].message.content == "Hello there."
+
+
+def test_predicted_output(sdk: Sdk) -> None:
+    parts = [{"type": "text", "text": "Hello"}, {"type": "text", "text": " there, you."}]
+    answer = chat(sdk, prediction={"type": "content", "content": parts})
+    assert answer.choices[0].message.content == "Hello there."
+    details = answer.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0
+    assert details.rejected_prediction_tokens >= 0
 
 
 def test_completions(sdk: Sdk, running: Any) -> None:

@@ -40,6 +40,7 @@ VALUES: dict[str, Any] = {  # one that is accepted, for every honoured field
     "ignore_eos": True,
     "stream": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+    "prediction": {"type": "content", "content": "hi"},
     "cache_salt": "s",
     "skip_special_tokens": True,
     "tools": [TOOL],
@@ -130,7 +131,7 @@ def test_honoured_fields_are_read(llm: Any, surface: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(surface.module, "parse_object", lambda *_, **__: body)
     surface.read(b"", llm, SETTINGS)
     assert set(surface.table.honoured) - body.seen == set()
-    assert body.seen - {*surface.table.honoured, *surface.table.refused} <= {"prediction"}
+    assert body.seen <= {*surface.table.honoured, *surface.table.refused}
 
 
 @pytest.mark.parametrize("value", [{}, {"a": 1}, [0], "x", 1, True])
@@ -151,7 +152,19 @@ def test_ignored_fields_have_no_effect(llm: Any, surface: Any, value: Any) -> No
         return [(request.prompt, request.sampling, request.cache, request.deadline_s) for request in job.requests]
 
     expected = read()
-    for name in surface.table.ignored.keys() - {"prediction"}:
+    for name in surface.table.ignored:
         assert read(**{name: value}) == expected
-    for content in ("x", [{"type": "text", "text": "x"}], ""):
-        assert read(prediction={"type": "content", "content": content}) == expected
+
+
+def test_a_prediction_is_its_text(llm: Any, surface: Any) -> None:
+    def read(prediction: Any) -> list[Any]:
+        job = surface.read(json.dumps({**surface.least, "n": 2, "prediction": prediction}).encode(), llm, SETTINGS)
+        return [request.prediction for request in job.requests]
+
+    assert read(None) == read({"type": "content", "content": ""}) == [None, None]
+    for content in ("def f():\n", [{"type": "text", "text": "def f():\n"}]):
+        first, second = read({"type": "content", "content": content})
+        assert first is second
+        assert llm.tokenizer.decode(first.tokens) == "def f():\n"
+    longest = read({"type": "content", "content": "x y " * 5000})[0]
+    assert len(longest.tokens) == llm.info.max_tokens
