@@ -25,6 +25,11 @@ def _token(vocab_size: int) -> Schema:
     return {"type": "integer", "minimum": 0, "maximum": vocab_size - 1}
 
 
+_PART = record({"type": {"enum": ["text"]}, "text": TEXT})
+_PREDICTED = record({"type": {"enum": ["content"]}, "content": {"anyOf": [TEXT, array(_PART)]}})
+_PREDICTION: Schema = {**_PREDICTED, "type": ["object", "null"]}
+
+
 def _sampling(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
     return {
         "model": {"enum": [*settings.names, None]},
@@ -49,6 +54,7 @@ def _sampling(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
             **_request(STREAM_OPTIONS, dict.fromkeys(STREAM_OPTIONS.honoured, BOOLEAN)),
             "type": ["object", "null"],
         },
+        "prediction": _PREDICTION,
         "cache_salt": STRING,
         "skip_special_tokens": BOOLEAN,
         "guided_json": nullable("object", "string"),
@@ -98,7 +104,6 @@ def _completion(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
     }
 
 
-_PART = record({"type": {"enum": ["text"]}, "text": TEXT})
 _CALLED = record({"name": {**TEXT, "minLength": 1}, "arguments": nullable("string", "object")}, ("name",))
 _CALL = record({"id": STRING, "type": {"enum": ["function", None]}, "function": _CALLED}, ("function",))
 _MESSAGE: dict[str, Schema] = {
