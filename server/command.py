@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +38,10 @@ def serve(
     tool_parser: Annotated[
         str | None, typer.Option(help=f"How the model writes tool calls (default: as its template shows): {_DIALECTS}")
     ] = None,
+    sampling: Annotated[
+        str,
+        typer.Option(help="Where a request is silent: model (what the checkpoint recommends) | openai (temperature 1)"),
+    ] = "model",
     thinking: Annotated[bool, typer.Option(help="Thinking on unless a request says otherwise.")] = False,
     reasoning_field: Annotated[
         str, typer.Option(help="Where answers carry their reasoning: reasoning_content | reasoning")
@@ -54,11 +59,14 @@ def serve(
     cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
 ) -> None:
     """Serve the OpenAI-compatible endpoint."""
+    from edgellm.errors import ConfigError
     from edgellm.runtime.llm import LLM
     from edgellm.server.keys import gather_keys
     from edgellm.server.run import run_server
     from edgellm.server.settings import ServerSettings
 
+    if sampling not in ("model", "openai"):
+        raise ConfigError(f"sampling: must be model or openai, got {sampling!r}")
     settings = ServerSettings(
         model=model or bundle.resolve().name.removesuffix(".bundle"),
         aliases=tuple(alias or ()),
@@ -85,4 +93,6 @@ def serve(
         snapshot_bytes=0 if no_cache else snapshot_bytes,
         cache_dir=cache_dir,
     ) as llm:
+        if sampling == "model":
+            settings = replace(settings, sampling=replace(settings.sampling, **llm.recommended_sampling))
         run_server(llm, settings)

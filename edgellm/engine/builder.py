@@ -10,6 +10,7 @@ from edgellm.checkpoint.reader import Checkpoint
 from edgellm.engine.bundle import list_files, staged
 from edgellm.engine.manifest import MANIFEST_FILE, Manifest
 from edgellm.engine.recipe import Recipe
+from edgellm.engine.recommended import recommended_sampling
 from edgellm.errors import ConfigError
 from edgellm.graph.encodings import WeightFormat
 from edgellm.graph.export import build_ort_graphs
@@ -39,6 +40,7 @@ def build_bundle(
         ConfigError: `out` is in use, or the recipe asks for more context than the checkpoint has.
     """
     source = Checkpoint.open(checkpoint)
+    sampling = recommended_sampling(source.generation_config)
     context = recipe.context or source.spec.max_positions
     if context > source.spec.max_positions:
         raise ConfigError(f"context {context} exceeds the checkpoint's {source.spec.max_positions} positions")
@@ -63,6 +65,7 @@ def build_bundle(
             context=context,
             eos_token_ids=source.eos_token_ids,
             speculation=recipe.speculation,
+            sampling=sampling,
             files=list_files(folder, progress),
         )
         (folder / MANIFEST_FILE).write_text(manifest.to_json(), encoding="utf-8")

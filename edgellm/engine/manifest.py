@@ -12,10 +12,11 @@ from pathlib import PurePosixPath
 from typing import Any, Final
 
 from edgellm.checkpoint.spec import ModelSpec
-from edgellm.decode.params import SpeculationParams
+from edgellm.decode.params import SamplingParams, SpeculationParams
+from edgellm.engine.recommended import NAMES
 from edgellm.errors import BundleError, CheckpointError, RequestError
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
 MANIFEST_FILE: Final = "manifest.json"
 
 
@@ -45,6 +46,7 @@ class Manifest:
     context: int  # longest context, in tokens
     eos_token_ids: tuple[int, ...]
     speculation: SpeculationParams  # defaults
+    sampling: Mapping[str, Any]  # what the checkpoint recommends, by the names of `SamplingParams`
     files: tuple[FileEntry, ...]
 
     def to_json(self) -> str:
@@ -57,6 +59,7 @@ class Manifest:
             "precision": dict(self.precision),
             "eos_token_ids": list(self.eos_token_ids),
             "speculation": asdict(self.speculation),
+            "sampling": dict(self.sampling),
             "files": [asdict(entry) for entry in self.files],
         }
         return json.dumps(values, indent=1) + "\n"
@@ -91,6 +94,7 @@ class Manifest:
                 "precision": _precision(values["precision"]),
                 "eos_token_ids": _token_ids(values["eos_token_ids"]),
                 "speculation": _speculation(values["speculation"]),
+                "sampling": _sampling(values["sampling"]),
                 "files": _files(values["files"]),
             }
         )
@@ -123,6 +127,17 @@ def _speculation(value: Any) -> SpeculationParams:
         return SpeculationParams(**table)
     except RequestError as error:
         raise BundleError(f"{MANIFEST_FILE}: {error}") from error
+
+
+def _sampling(value: Any) -> dict[str, Any]:
+    table = _table(value, "sampling")
+    if unknown := sorted(table.keys() - set(NAMES)):
+        raise _error(f"sampling.{unknown[0]}", "is unknown")
+    try:
+        SamplingParams(**table)
+    except RequestError as error:
+        raise BundleError(f"{MANIFEST_FILE}: sampling.{error}") from error
+    return table
 
 
 def _files(value: Any) -> tuple[FileEntry, ...]:

@@ -105,7 +105,16 @@ class LLM:
             speculation=options.get("speculation", "auto") is not None,
         )
         eos = {*bundle.manifest.eos_token_ids, *tokenizer.eos_token_ids}
-        self._open(executor, tokenizer, renderer, eos, options, full_tree=bundle.manifest.speculation, warm_up=True)
+        self._open(
+            executor,
+            tokenizer,
+            renderer,
+            eos,
+            options,
+            full_tree=bundle.manifest.speculation,
+            recommended=bundle.manifest.sampling,
+            warm_up=True,
+        )
 
     @classmethod
     def from_parts(
@@ -120,7 +129,16 @@ class LLM:
         """The same over an executor of one's own, which it takes over. `eos`: None: the tokenizer's."""
         made = cls.__new__(cls)
         ending = tokenizer.eos_token_ids if eos is None else eos
-        made._open(executor, tokenizer, renderer, ending, options, full_tree=SpeculationParams(), warm_up=False)
+        made._open(
+            executor,
+            tokenizer,
+            renderer,
+            ending,
+            options,
+            full_tree=SpeculationParams(),
+            recommended={},
+            warm_up=False,
+        )
         return made
 
     def _open(
@@ -132,8 +150,10 @@ class LLM:
         options: EngineOptions,
         *,
         full_tree: SpeculationParams,
+        recommended: Mapping[str, Any],
         warm_up: bool,
     ) -> None:
+        self.recommended_sampling = recommended  # fields of `SamplingParams`, by the checkpoint's maker
         self.tokenizer = tokenizer
         self.renderer = renderer
         self.constraints = Constraints(tokenizer, vocab_size=executor.info.vocab_size, eos=eos)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,9 +71,25 @@ def test_a_served_bundle_stops_cleanly_on_sigterm(bundle: Path, tmp_path: Path) 
         (("--log-format", "xml"), "log_format"),
         (("--port", 70000), "port"),
         (("--alias", ""), "model name"),
+        (("--sampling", "greedy"), "sampling"),
     ],
 )
 def test_wrong_options_are_named_before_the_model_is_opened(run: Run, options: tuple[str, ...], words: str) -> None:
     result = run("serve", "missing.bundle", *options)
     assert isinstance(result.exception, ConfigError), result.exception
     assert words in str(result.exception)
+
+
+@pytest.mark.parametrize(("option", "temperature", "top_k"), [("model", 0.7, 20), ("openai", 1.0, 0)])
+def test_requests_that_are_silent_follow_the_checkpoint(
+    run: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str, temperature: float, top_k: int
+) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("edgellm.server.run.run_server", lambda _, settings: served.append(settings.sampling))
+    copy = shutil.copytree(bundle, tmp_path / "copy.bundle")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"sampling": {"temperature": 0.7, "top_k": 20}}))
+    result = run("serve", copy, "--sampling", option)
+    assert result.exit_code == 0, result.exception
+    (sampling,) = served
+    assert (sampling.temperature, sampling.top_k) == (temperature, top_k)

@@ -87,7 +87,7 @@ def test_not_a_bundle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (lambda m: m.update(schema=2), "schema is 2"),
+        (lambda m: m.update(schema=1), "schema is 1, this version reads 2: rebuild"),
         (lambda m: m.pop("schema"), "schema is None"),
         (lambda m: m.update(target="tensorrt-sm110"), "built for 'tensorrt-sm110'"),
         (lambda m: m.update(onnxruntime="9.0.0"), "needs onnxruntime 9.0.0"),
@@ -101,6 +101,9 @@ def test_not_a_bundle(tmp_path: Path) -> None:
         (lambda m: m.update(eos_token_ids=[-1]), "eos_token_ids must be"),
         (lambda m: m["speculation"].update(steps=-1), "speculation.steps"),
         (lambda m: m["speculation"].pop("nodes"), "speculation.nodes is missing"),
+        (lambda m: m.update(sampling=[]), "sampling must be"),
+        (lambda m: m["sampling"].update(temperature=-1), "sampling.temperature must be"),
+        (lambda m: m["sampling"].update(seed=1), "sampling.seed is unknown"),
         (lambda m: m.update(files=[]), "files must be"),
         (lambda m: m["files"].append(m["files"][0]), "names a file twice"),
         (lambda m: m["files"][0].update(name="../x"), "is not a file inside the bundle"),
@@ -114,7 +117,7 @@ def test_wrong_manifests_are_named(copy: Path, change: Callable[[dict[str, Any]]
         Bundle.open(copy)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"schema": 1}'])
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 100_000, '{"schema": 2}'])
 def test_manifests_that_are_not_json(copy: Path, text: str) -> None:
     (copy / "manifest.json").write_text(text)
     with pytest.raises(BundleError, match=r"manifest\.json"):
