@@ -16,17 +16,20 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.checkpoint.assembly import Located, Matrix, assemble, some
+from edgellm.checkpoint.module_patterns import canonical
+from edgellm.checkpoint.quant_check import check_claim
+from edgellm.checkpoint.quant_config import DEFAULT_TILE, read_quant_config
 from edgellm.checkpoint.safetensors_file import TensorFile
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.checkpoint.tokenizer_files import chat_template, eos_token_ids, read_json, tokenizer_files
-from edgellm.checkpoint.weights import PlainWeight, Weight, WeightKind
+from edgellm.checkpoint.weights import Weight, WeightKind
 from edgellm.errors import CheckpointError
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
-_PREFIXES: Final = ("model.language_model.", "language_model.", "model.")
+QUANT_FILE: Final = "hf_quant_config.json"
 _VISION: Final = ("model.visual.", "visual.")
-_KINDS: Final[Mapping[str, WeightKind]] = {"BF16": "bf16", "F16": "f16", "F32": "f32"}
 _HASH_CHUNK: Final = 16 << 20
 
 
@@ -43,7 +46,9 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     warnings: tuple[str, ...]  # what was accepted but is worth telling
     weight_files: tuple[Path, ...]
-    _tensors: Mapping[str, tuple[TensorFile, str]]  # canonical name → file, name in it
+    kv_scales: Mapping[str, tuple[np.float32, np.float32]]  # see `Assembly`
+    _matrices: Mapping[str, Matrix]  # by canonical name
+    _tile: tuple[int, int]  # of block FP8
 
     @classmethod
     def open(cls, path: str | Path) -> Checkpoint:
@@ -56,14 +61,16 @@ class Checkpoint:
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a checkpoint folder")
         config = read_json(folder / "config.json")
-        _refuse_quantized(folder, config)
+        warnings: list[str] = []
+        claimed = folder / QUANT_FILE
+        quantization = read_quant_config(config, read_json(claimed) if claimed.is_file() else None, warnings)
         spec = ModelSpec.from_config(config)
         files = _open_files(folder)
         tensors = _canonical(files)
-        warnings: list[str] = []
         spec = _match_mtp(spec, config, tensors, warnings)
         _drop_tied_head(spec, tensors, warnings)
-        _check_tensors(spec, tensors)
+        assembly = assemble(spec.expected_tensors(), tensors)
+        check_claim(quantization, assembly, {canonical(name) for file in files for name in file.entries}, warnings)
         generation = folder / "generation_config.json"
         tokenizer = tokenizer_files(folder)
         if folder / "tokenizer.json" not in tokenizer:
@@ -81,7 +88,9 @@ class Checkpoint:
             eos_token_ids=eos_token_ids(folder, config, spec.vocab),
             warnings=tuple(warnings),
             weight_files=tuple(file.path for file in files),
-            _tensors=tensors,
+            kv_scales=assembly.kv_scales,
+            _matrices=assembly.matrices,
+            _tile=DEFAULT_TILE if quantization is None else quantization.tile,
         )
 
     @property
@@ -90,23 +99,36 @@ class Checkpoint:
         return tuple(self.spec.expected_tensors())
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Read-only array of tensor `name` (canonical) in its stored dtype and shape.
+        """Read-only array of the unquantized tensor `name` (canonical) in its stored dtype and shape.
 
         Raises:
-            CheckpointError: the model has no such tensor.
+            CheckpointError: the model has no such tensor, or it is quantized.
         """
-        if name not in self._tensors:
-            raise CheckpointError(f"the checkpoint has no tensor {name!r}")
-        file, file_name = self._tensors[name]
+        matrix = self._matrix(name)
+        if matrix.form != "plain":
+            raise CheckpointError(f"tensor {name!r} is quantized ({matrix.form})")
+        file, file_name = matrix.weight
         return file.tensor(file_name)
 
     def weight(self, name: str) -> Weight:
-        """The matrix [out, in] called `name`, e.g. ``layers.0.mlp.up_proj.weight``. Raises like `tensor`."""
-        data = self.tensor(name)
-        if data.ndim != 2:
-            raise CheckpointError(f"tensor {name!r} has shape {data.shape}: not a matrix")
-        file, file_name = self._tensors[name]
-        return PlainWeight(data, _KINDS[file.entries[file_name].dtype])
+        """The matrix [out, in] called `name`, e.g. ``layers.0.mlp.up_proj.weight``.
+
+        Raises:
+            CheckpointError: the model has no such tensor, it is no matrix, or a scale of it is wrong.
+        """
+        matrix = self._matrix(name)
+        if len(matrix.shape) != 2:
+            raise CheckpointError(f"tensor {name!r} has shape {matrix.shape}: not a matrix")
+        return matrix.load(self._tile)
+
+    def kind(self, name: str) -> WeightKind:
+        """How the matrix `name` is stored."""
+        return self._matrix(name).kind
+
+    def _matrix(self, name: str) -> Matrix:
+        if name not in self._matrices:
+            raise CheckpointError(f"the checkpoint has no tensor {name!r}")
+        return self._matrices[name]
 
     def content_hash(self, progress: Callable[[int, int], None] | None = None) -> str:
         """SHA-256 (hex) over names, sizes and contents of the config, tokenizer and weight files, sorted by name.
@@ -114,7 +136,7 @@ class Checkpoint:
         Args:
             progress: called with (bytes hashed, bytes in all) after each piece of at most 16 MiB.
         """
-        extra = [self.path / name for name in ("config.json", "generation_config.json", INDEX_FILE)]
+        extra = [self.path / name for name in ("config.json", "generation_config.json", QUANT_FILE, INDEX_FILE)]
         files = {path.name: path for path in (*extra, *self.tokenizer_files, *self.weight_files) if path.is_file()}
         total = sum(path.stat().st_size for path in files.values())
         digest, done = hashlib.sha256(), 0
@@ -127,13 +149,6 @@ class Checkpoint:
                     if progress is not None:
                         progress(done, total)
         return digest.hexdigest()
-
-
-def _refuse_quantized(folder: Path, config: Mapping[str, Any]) -> None:
-    if config.get("quantization_config") is not None:
-        raise CheckpointError("config.json.quantization_config is set: quantized checkpoints are not supported")
-    if (folder / "hf_quant_config.json").is_file():
-        raise CheckpointError("hf_quant_config.json is present: quantized checkpoints are not supported")
 
 
 def _open_files(folder: Path) -> list[TensorFile]:
@@ -157,29 +172,28 @@ def _open_files(folder: Path) -> list[TensorFile]:
     for shard, named in sorted(shards.items()):
         file = TensorFile.open(folder / shard)
         if missing := sorted(named - file.entries.keys()):
-            raise CheckpointError(f"{shard} lacks {_some(missing)}, which {INDEX_FILE} places there")
+            raise CheckpointError(f"{shard} lacks {some(missing)}, which {INDEX_FILE} places there")
         if extra := sorted(file.entries.keys() - named):
-            raise CheckpointError(f"{shard} holds {_some(extra)}, which {INDEX_FILE} does not place there")
+            raise CheckpointError(f"{shard} holds {some(extra)}, which {INDEX_FILE} does not place there")
         files.append(file)
     return files
 
 
-def _canonical(files: list[TensorFile]) -> dict[str, tuple[TensorFile, str]]:
-    tensors: dict[str, tuple[TensorFile, str]] = {}
+def _canonical(files: list[TensorFile]) -> dict[str, Located]:
+    tensors: dict[str, Located] = {}
     for file in files:
         for name in file.entries:
             if name.startswith(_VISION):
                 continue
-            prefix = next((p for p in _PREFIXES if name.startswith(p)), "")
-            canonical = name.removeprefix(prefix)
-            if canonical in tensors:
-                raise CheckpointError(f"tensor {canonical!r} is there twice: {tensors[canonical][1]!r} and {name!r}")
-            tensors[canonical] = (file, name)
+            bare = canonical(name)
+            if bare in tensors:
+                raise CheckpointError(f"tensor {bare!r} is there twice: {tensors[bare][1]!r} and {name!r}")
+            tensors[bare] = (file, name)
     return tensors
 
 
 def _match_mtp(
-    spec: ModelSpec, config: Mapping[str, Any], tensors: dict[str, tuple[TensorFile, str]], warnings: list[str]
+    spec: ModelSpec, config: Mapping[str, Any], tensors: dict[str, Located], warnings: list[str]
 ) -> ModelSpec:
     """Settle `mtp_layers` where config.json and the tensors disagree.
 
@@ -200,7 +214,7 @@ def _match_mtp(
     return spec
 
 
-def _drop_tied_head(spec: ModelSpec, tensors: dict[str, tuple[TensorFile, str]], warnings: list[str]) -> None:
+def _drop_tied_head(spec: ModelSpec, tensors: dict[str, Located], warnings: list[str]) -> None:
     """Some exporters store the tied head a second time: accepted when it is bit-equal to the embedding."""
     if not spec.tied_embeddings or "lm_head.weight" not in tensors or "embed_tokens.weight" not in tensors:
         return
@@ -210,24 +224,3 @@ def _drop_tied_head(spec: ModelSpec, tensors: dict[str, tuple[TensorFile, str]],
         raise CheckpointError("tie_word_embeddings is true but lm_head.weight differs from embed_tokens.weight")
     del tensors["lm_head.weight"]
     warnings.append("lm_head.weight repeats the tied embed_tokens.weight and is ignored")
-
-
-def _check_tensors(spec: ModelSpec, tensors: Mapping[str, tuple[TensorFile, str]]) -> None:
-    expected = spec.expected_tensors()
-    if missing := [name for name in expected if name not in tensors]:
-        raise CheckpointError(f"the checkpoint lacks {_some(missing)}")
-    if extra := [tensors[name][1] for name in tensors if name not in expected]:
-        raise CheckpointError(f"the checkpoint has tensors that the config does not account for: {_some(extra)}")
-    for name, shape in expected.items():
-        file, file_name = tensors[name]
-        entry = file.entries[file_name]
-        where = f"{file.path.name}: tensor {file_name!r}"
-        if entry.dtype not in _KINDS:
-            raise CheckpointError(f"{where} is {entry.dtype}; readable are {', '.join(_KINDS)}")
-        if entry.shape != shape:
-            raise CheckpointError(f"{where} has shape {list(entry.shape)}, config.json implies {list(shape)}")
-
-
-def _some(names: list[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:5])
-    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more tensors"

@@ -12,7 +12,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-WeightKind = Literal["bf16", "f16", "f32"]
+WeightKind = Literal["bf16", "f16", "f32", "nvfp4", "fp8", "fp8_block"]
+
+
+Rows = slice | NDArray[np.intp]  # which rows of a matrix, in which order
 
 
 class Weight(Protocol):
@@ -26,7 +29,7 @@ class Weight(Protocol):
     def kind(self) -> WeightKind:
         """The stored form."""
 
-    def to_float32(self, rows: slice = ...) -> NDArray[np.float32]:
+    def to_float32(self, rows: Rows = ...) -> NDArray[np.float32]:
         """Rows [rows, in] as float32, exact; all of them by default."""
 
 
@@ -43,6 +46,6 @@ class PlainWeight:
         out, inner = self.data.shape
         return out, inner
 
-    def to_float32(self, rows: slice = slice(None)) -> NDArray[np.float32]:
+    def to_float32(self, rows: Rows = slice(None)) -> NDArray[np.float32]:
         """Rows as a new or read-only float32 array; bfloat16 and float16 widen exactly."""
         return np.ascontiguousarray(self.data[rows], dtype=np.float32)

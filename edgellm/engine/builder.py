@@ -12,7 +12,7 @@ from edgellm.engine.manifest import MANIFEST_FILE, Manifest
 from edgellm.engine.recipe import Recipe
 from edgellm.engine.recommended import recommended_sampling
 from edgellm.errors import ConfigError
-from edgellm.graph.encodings import WeightFormat
+from edgellm.graph.encodings import BlockFormat, WeightFormat
 from edgellm.graph.export import build_ort_graphs
 from edgellm.progress import Progress
 
@@ -73,12 +73,16 @@ def build_bundle(
 
 
 def _precision(form: WeightFormat) -> dict[str, str]:
-    stored = [f"int{part.bits} block {part.block}" if part else "f32" for part in (form.matrices, form.sensitive)]
+    def stored(part: BlockFormat | None) -> str:
+        return f"int{part.bits} block {part.block}" if part else "f32"
+
+    exact = form.precision == "nvfp4"
+    matrices = form.matrix("nvfp4" if exact else "bf16")
     return {
-        "matrices": stored[0],
-        "embedding, decay and rate projections": stored[1],
+        "matrices": f"NVFP4 exactly as {stored(matrices)}, others f32" if exact else stored(matrices),
+        "embedding, decay and rate projections": stored(form.sensitive),
         "norms, convolution": "f32",
-        "activations of matrix products": "int8" if form.matrices and form.accuracy_level == 4 else "f32",
+        "activations of matrix products": "int8" if matrices and form.accuracy_level == 4 else "f32",
         "recurrent state, KV rows": "f32",
     }
 

@@ -12,15 +12,14 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.checkpoint.nvfp4 import BLOCK, E2M1, Nvfp4, unpack
+from edgellm.checkpoint.quantized_weights import Nvfp4Weight
+from edgellm.checkpoint.weights import Rows, Weight, WeightKind
 from edgellm.errors import ConfigError
 
-Precision = Literal["f32", "int8", "int4"]
+Precision = Literal["f32", "int8", "int4", "nvfp4"]
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
-
-# Value of each 4-bit code of NVFP4 (OCP MX E2M1: sign, two exponent bits, one mantissa bit).
-E2M1: Final[F32] = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-NVFP4_BLOCK: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +73,14 @@ class BlockFormat:
         return np.ascontiguousarray(values.reshape(len(codes), -1)[:, :columns])
 
 
+NVFP4_EXACT: Final = BlockFormat(8, BLOCK)
+
+
 @dataclass(frozen=True, slots=True)
 class WeightFormat:
     """Stored forms of a model's weights: `precision` of the large matrices, `block` columns share a scale.
 
+    "nvfp4" keeps the matrices that a checkpoint has in NVFP4, without a change of value, and float32 of all others.
     `accuracy_level` is the one of MatMulNBits: 4 rounds activations to 8 bits by blocks (fast), 0 keeps them float32.
     """
 
@@ -87,34 +90,46 @@ class WeightFormat:
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
-            raise ConfigError(f"weight precision must be f32, int8 or int4, not {self.precision!r}")
+            known = ", ".join(get_args(Precision))
+            raise ConfigError(f"weight precision must be one of {known}, not {self.precision!r}")
         if self.accuracy_level not in (0, 4):
             raise ConfigError(f"accuracy level must be 0 or 4, not {self.accuracy_level}")
 
-    @property
-    def matrices(self) -> BlockFormat | None:
-        """Of the large matrices; None is float32."""
-        return None if self.precision == "f32" else BlockFormat(8 if self.precision == "int8" else 4, self.block)
+    def matrix(self, kind: WeightKind) -> BlockFormat | None:
+        """Of a large matrix that the checkpoint has as `kind`; None is float32."""
+        match self.precision:
+            case "f32":
+                return None
+            case "nvfp4":
+                return NVFP4_EXACT if kind == "nvfp4" else None
+            case precision:
+                return BlockFormat(8 if precision == "int8" else 4, self.block)
 
     @property
     def sensitive(self) -> BlockFormat | None:
         """Of what costs little and matters much: the embedding (one row per token) and the decay and rate
         projections (one row per head)."""
-        return None if self.precision == "f32" else BlockFormat(8, self.block)
+        return None if self.precision in ("f32", "nvfp4") else BlockFormat(8, self.block)
 
 
-def nvfp4_exact(codes: U8, block_scales: F32, global_scale: float) -> tuple[U8, F32]:
-    """NVFP4 in `BlockFormat(8, 16)` without a change of value: 2 * e2m1 is an integer, the scale is halved.
+_DOUBLED: Final[U8] = (E2M1 * np.float32(2) + np.float32(128)).astype(np.uint8)
 
-    Args:
-        codes: E2M1 codes 0..15, u8 [out, in]; `in` is a multiple of 16.
-        block_scales: the E4M3 scales as float32 [out, in/16].
-        global_scale: the second-level scale, ``weight_scale_2``.
+
+def nvfp4_exact(matrix: Nvfp4, rows: Rows = slice(None)) -> tuple[U8, F32]:
+    """Rows of NVFP4 in the form `NVFP4_EXACT` without a change of value: 2 * e2m1 is an integer, the scale is halved.
+
+    Halving is exact but for scales below 2^-125, which no model has.
 
     Returns:
-        (codes u8 [out, in/16, 16], scales f32 [out, in/16]).
+        (codes u8 [rows, in/16, 16], scales f32 [rows, in/16]).
     """
-    rows, columns = codes.shape
-    doubled = (E2M1[codes] * np.float32(2) + np.float32(128)).astype(np.uint8)
-    scales = (block_scales.astype(np.float32) * np.float32(global_scale)) * np.float32(0.5)
-    return doubled.reshape(rows, columns // NVFP4_BLOCK, NVFP4_BLOCK), scales
+    codes = _DOUBLED[unpack(matrix.packed[rows])]
+    scales = matrix.scales(rows) * np.float32(0.5)
+    return codes.reshape(*scales.shape, BLOCK), scales
+
+
+def encode(form: BlockFormat, weight: Weight, rows: Rows) -> tuple[U8, F32]:
+    """Rows of a checkpoint's matrix in `form`; exact where both are NVFP4's blocks."""
+    if isinstance(weight, Nvfp4Weight) and form == NVFP4_EXACT:
+        return nvfp4_exact(weight.matrix, rows)
+    return form.encode(weight.to_float32(rows))

@@ -13,7 +13,7 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from edgellm.checkpoint.spec import ModelSpec
-from edgellm.checkpoint.weights import Weight
+from edgellm.checkpoint.weights import Weight, WeightKind
 from edgellm.errors import ConfigError
 from edgellm.graph.builder import Dim, GraphBuilder
 from edgellm.graph.commit import add_commit
@@ -162,6 +162,9 @@ class _Metered:
     def weight(self, name: str) -> Weight:
         self._read(name)
         return self._source.weight(name)
+
+    def kind(self, name: str) -> WeightKind:
+        return self._source.kind(name)
 
     def _read(self, name: str) -> None:
         if name in self._unread:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.checkpoint.spec import AttentionSpec, ModelSpec
-from edgellm.checkpoint.weights import Weight
+from edgellm.checkpoint.weights import Rows, Weight, WeightKind
 
 F32 = NDArray[np.float32]
 PIECE_BYTES: Final = 64 << 20  # float32 bytes of the pieces that a matrix is read in
@@ -34,6 +34,10 @@ class Source(Protocol):
         """The matrix [out, in] with the canonical name `name`."""
         ...
 
+    def kind(self, name: str) -> WeightKind:
+        """How that matrix is stored, without reading it."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -43,15 +47,18 @@ class Part:
     rows: int
     index: NDArray[np.intp] | None = None  # which rows, in which order; all of them by default
 
+    def selections(self, weight: Weight) -> Iterator[Rows]:
+        """The rows of `weight` in pieces of at most `PIECE_BYTES` as float32."""
+        step = max(1, PIECE_BYTES // (4 * weight.shape[1]))
+        for start in range(0, self.rows, step):
+            piece = slice(start, min(start + step, self.rows))
+            yield piece if self.index is None else self.index[piece]
+
     def pieces(self, source: Source) -> Iterator[F32]:
         """The rows as float32 [n, in], at most `PIECE_BYTES` at a time."""
         weight = source.weight(self.tensor)
-        if self.index is not None:
-            yield np.ascontiguousarray(weight.to_float32()[self.index])
-            return
-        step = max(1, PIECE_BYTES // (4 * weight.shape[1]))
-        for start in range(0, self.rows, step):
-            yield weight.to_float32(slice(start, min(start + step, self.rows)))
+        for rows in self.selections(weight):
+            yield weight.to_float32(rows)
 
 
 def vector(source: Source, name: str) -> F32:

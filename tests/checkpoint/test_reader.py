@@ -185,13 +185,6 @@ def test_head_of_a_tied_checkpoint(broken: Path, edit_json: Edit, edit_tensors: 
     assert Checkpoint.open(broken).warnings == ()
 
 
-def test_quantized_checkpoints_are_refused(broken: Path, edit_json: Edit) -> None:
-    (broken / "hf_quant_config.json").write_text("{}")
-    refused(broken, "hf_quant_config.json is present: quantized")
-    edit_json(broken / "config.json", lambda c: c.update(quantization_config={"quant_method": "modelopt"}))
-    refused(broken, "quantization_config is set: quantized")
-
-
 def test_broken_shards(broken_shards: Path, edit_json: Edit) -> None:
     index = broken_shards / "model.safetensors.index.json"
     intact = index.read_text()

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
+from edgellm.checkpoint.nvfp4 import E2M1, Nvfp4, pack
 from edgellm.errors import ConfigError
-from edgellm.graph.encodings import E2M1, BlockFormat, WeightFormat, nvfp4_exact
+from edgellm.graph.encodings import BlockFormat, WeightFormat, nvfp4_exact
 
 FORMATS = [BlockFormat(bits, block) for bits in (4, 8) for block in (16, 32, 128)]
 
@@ -65,9 +66,15 @@ def test_nvfp4_is_stored_exactly():
     every = np.arange(1, 127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
     block_scales = rng.choice(every, (32, 8))
     global_scale = 3.1e-5
-    stored, scales = nvfp4_exact(codes, block_scales, global_scale)
+    matrix = Nvfp4(pack(codes), block_scales.astype(ml_dtypes.float8_e4m3fn), np.float32(global_scale))
+    stored, scales = nvfp4_exact(matrix)
     wanted = E2M1[codes].astype(np.float64) * np.repeat(block_scales * np.float32(global_scale), 16, axis=1)
     assert np.array_equal(BlockFormat(8, 16).decode(stored, scales, 128), wanted.astype(np.float32))
+    some = np.array([30, 2, 2, 7])
+    for rows in (slice(3, 9), some):
+        part, part_scales = nvfp4_exact(matrix, rows)
+        assert np.array_equal(part, stored[rows])
+        assert np.array_equal(part_scales, scales[rows])
 
 
 @pytest.mark.parametrize(

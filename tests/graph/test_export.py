@@ -10,7 +10,10 @@ import onnx
 import pytest
 from graph_runner import CONFIGS, Graphs, HashedModel, Slot, tokens
 from onnx.external_data_helper import ExternalDataInfo
+from quantized_files import nvfp4
 
+from edgellm.checkpoint.nvfp4 import Nvfp4
+from edgellm.checkpoint.quantized_weights import Nvfp4Weight
 from edgellm.errors import ConfigError
 from edgellm.graph import source
 from edgellm.graph.encodings import WeightFormat
@@ -111,7 +114,7 @@ class Decoded(HashedModel):
         if value.ndim != 2:
             return value
         sensitive = name.startswith("embed_tokens") or name.endswith(("in_proj_a.weight", "in_proj_b.weight"))
-        form = self.form.sensitive if sensitive else self.form.matrices
+        form = self.form.sensitive if sensitive else self.form.matrix("bf16")
         return form.decode(*form.encode(value), value.shape[1])
 
 
@@ -178,3 +181,33 @@ def test_a_weight_of_the_wrong_size_is_refused(tmp_path):
         file.add("w", lambda: np.zeros(4, np.float32))
         with pytest.raises(ValueError, match="as many elements"):
             file.view("v", "w", [5])
+
+
+class Quantized(HashedModel):
+    """The model with its layers' matrices in NVFP4; `tensor` gives what they stand for."""
+
+    def tensor(self, name):
+        value = super().tensor(name)
+        return nvfp4(value)[3] if self.kind(name) == "nvfp4" else value
+
+    def weight(self, name):
+        if self.kind(name) != "nvfp4":
+            return super().weight(name)
+        packed, scales, factor, _ = nvfp4(super().tensor(name))
+        return Nvfp4Weight(Nvfp4(packed, scales, factor), None)
+
+    def kind(self, name):
+        shape = self.spec.expected_tensors()[name]
+        plain = len(shape) != 2 or shape[1] % 16 or name.endswith(("in_proj_a.weight", "in_proj_b.weight"))
+        return "f32" if plain or "layers." not in name else "nvfp4"
+
+
+@pytest.mark.parametrize("name", sorted(CONFIGS))
+def test_nvfp4_is_computed_exactly(tmp_path, name):
+    """Sizes that are no multiple of 16 stay float32, beside NVFP4 in the same projections."""
+    model = Quantized(name)
+    assert "nvfp4" in {model.kind(tensor) for tensor, shape in model.spec.expected_tensors().items() if len(shape) == 2}
+    build_ort_graphs(model, tmp_path, WeightFormat("nvfp4", accuracy_level=0))
+    ids = tokens(24, model.spec.vocab, 8)
+    logits, _ = ReferenceModel(model).run(ids)
+    assert np.abs(Slot(Graphs(tmp_path, model.spec)).advance(ids) - logits).max() < 1e-4

@@ -15,7 +15,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from edgellm.checkpoint.spec import ModelSpec
-from edgellm.checkpoint.weights import PlainWeight
+from edgellm.checkpoint.weights import PlainWeight, Weight, WeightKind
 from edgellm.graph.indices import attention_bias, commit_rows, tree_index
 
 Array = NDArray[Any]
@@ -85,8 +85,11 @@ class HashedModel:
             return (0.4 * z).astype(np.float32)
         return (z * shape[-1] ** -0.5).astype(np.float32)
 
-    def weight(self, name: str) -> PlainWeight:
+    def weight(self, name: str) -> Weight:
         return PlainWeight(self.tensor(name), "f32")
+
+    def kind(self, name: str) -> WeightKind:
+        return "f32"
 
 
 def _uniform(count: int, seed: int) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgellm.checkpoint.spec import LinearSpec
 from edgellm.graph.builder import MICROSOFT, Dim, GraphBuilder
-from edgellm.graph.encodings import BlockFormat, WeightFormat
+from edgellm.graph.encodings import BlockFormat, WeightFormat, encode
 from edgellm.graph.lowering.base import DeltaWeights, Ops
 from edgellm.graph.source import F32, Part, Source
 from edgellm.graph.tree import convolve, declare_state, unit_heads
@@ -76,9 +76,10 @@ class OrtOps:
         return results
 
     def logits(self, g: GraphBuilder, rows: str, part: Part, output: str | None = None) -> str:
-        if self.weights.matrices is None:
+        form = self._form(part)
+        if form is None:
             return g.op("Gemm", [rows, self._rows(g, part)], output=output, transB=1)
-        return self._product(g, rows, _stem(part), [part], self.weights.matrices, output)
+        return self._product(g, rows, _stem(part), [part], form, output)
 
     def norm(self, g: GraphBuilder, x: str, scale: str, *, epsilon: float | None = None) -> str:
         return g.op("RMSNormalization", [x, scale], axis=-1, epsilon=epsilon or self.source.spec.rms_eps)
@@ -98,7 +99,7 @@ class OrtOps:
 
     def _form(self, part: Part) -> BlockFormat | None:
         sensitive = part.tensor.endswith((".in_proj_a.weight", ".in_proj_b.weight"))
-        return self.weights.sensitive if sensitive else self.weights.matrices
+        return self.weights.sensitive if sensitive else self.weights.matrix(self.source.kind(part.tensor))
 
     def _product(
         self,
@@ -131,10 +132,12 @@ class OrtOps:
         scales: list[F32] = []
 
         def codes() -> Iterator[NDArray[np.uint8]]:
-            for piece in self._pieces(parts):
-                encoded, scale = form.encode(piece)
-                scales.append(scale)
-                yield encoded
+            for part in parts:
+                weight = self.source.weight(part.tensor)
+                for selection in part.selections(weight):
+                    encoded, scale = encode(form, weight, selection)
+                    scales.append(scale)
+                    yield encoded
 
         stem = f"{name}.{form.bits}bit"
         return (
