@@ -37,6 +37,8 @@ def check_claim(claim: QuantConfig | None, assembly: Assembly, tensors: Collecti
     listed = {canonical(name): form for name, form in claim.layers.items()}
     if unknown := [name for name in listed if name not in modules and name not in map(fused_name, modules)]:
         raise CheckpointError(f"{claim.where} lists {some(unknown)}: no module of the checkpoint has such a name")
+    if claim.kind is None and not listed:
+        return  # mixed precision, and nothing says of what
     surplus, lacking, other = [], [], []
     for name, matrix in assembly.matrices.items():
         module = name.removesuffix(".weight")

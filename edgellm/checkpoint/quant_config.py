@@ -40,7 +40,7 @@ class QuantConfig:
     Attributes:
         where: the file and field it stands in.
         kind: stored form of every linear layer that is not excluded; None: each its own (mixed precision).
-        layers: with mixed precision, the stored form of the modules that have one; else empty.
+        layers: with mixed precision, the stored form of the modules that have one, where the file lists them.
         excluded: patterns of modules that are not quantized.
         kv: "fp8" when the KV cache is to be kept in FP8.
         tile: rows and columns that share a scale, of block FP8.
@@ -152,9 +152,9 @@ def _kv_name(given: Fields, name: Any) -> str | None:
 
 
 def _scheme_kv(given: Fields) -> str | None:
-    scheme = given.child("kv_cache_scheme")
-    if scheme is None:
-        return _kv_name(given, given.get("kv_cache_quant_algo"))
+    if given.get("kv_cache_scheme") is None or isinstance(given.get("kv_cache_scheme"), str):
+        return _kv_name(given, given.get("kv_cache_scheme") or given.get("kv_cache_quant_algo"))
+    scheme = Fields(given.get("kv_cache_scheme"), f"{given.where}.kv_cache_scheme")
     if scheme.integer("num_bits") != 8 or scheme.text("type") != "float":
         raise scheme.error("type", "must be float of 8 bits: other KV forms are not supported")
     return "fp8"

@@ -159,6 +159,14 @@ def test_mixed_precision(draft: Draft) -> None:
     draft.refused(r"lists 'layers\.7\.mlp\.up_proj': no module")
 
 
+def test_mixed_precision_of_compressed_tensors(draft: Draft) -> None:
+    """Its groups name classes of modules, not their forms in our words: the tensors decide."""
+    draft.put(put_compressed_nvfp4, *(module for module in MODULES if ".mlp." in module))
+    draft.put(put_fp8, *(module for module in MODULES if ".mlp." not in module), per_row=True)
+    draft.claim(quant_method="compressed-tensors", format="mixed-precision", ignore=["lm_head"])
+    assert draft.checked().warnings == ()
+
+
 @pytest.mark.parametrize("kind", ["zeros", "one huge", "tiny", "every code"])
 def test_adversarial_matrices(kind: str) -> None:
     """Against ml_dtypes' 4-bit and 8-bit floats, bit for bit."""
@@ -260,6 +268,9 @@ def test_kv_scales(draft: Draft, spelling: tuple[str, str]) -> None:
     draft.put(put_nvfp4, *MODULES)
     scales = {f"{PREFIX}layers.1.self_attn.{name}": np.array([n + 1], np.float32) for n, name in enumerate(spelling)}
     draft.change(lambda t: t.update(scales))
+    for scheme in ({"dynamic": False, "num_bits": 8, "type": "float"}, "FP8"):
+        draft.claim(None, quant_algo="NVFP4", quant_method="modelopt", kv_cache_scheme=scheme, ignore=EXCLUDED)
+        assert draft.checked().warnings == ()
     draft.claim({**NVFP4, "kv_cache_quant_algo": "FP8"})
     assert draft.checked().kv_scales == {"layers.1.self_attn": (1, 2)}
     draft.claim(NVFP4)

@@ -10,7 +10,7 @@ from edgellm.engine.recipe import Recipe, load_recipe
 from edgellm.errors import ConfigError
 
 
-@pytest.mark.parametrize("precision", ["f32", "int8", "int4"])
+@pytest.mark.parametrize("precision", ["f32", "int8", "int4", "nvfp4"])
 def test_shipped_recipes(precision: str) -> None:
     recipe = load_recipe(f"cpu-{precision}")
     assert recipe.precision == precision
