@@ -56,7 +56,9 @@ def make_checkpoint(
 def build(
     checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, or a Hugging Face repository id.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Bundle folder to write.")],
-    recipe: Annotated[str, typer.Option(help="Recipe name (cpu-f32, cpu-int8, cpu-int4, cpu-nvfp4) or a TOML file.")] = "cpu-f32",
+    recipe: Annotated[
+        str, typer.Option(help="Recipe name (cpu-f32, cpu-int8, cpu-int4, cpu-nvfp4) or a TOML file.")
+    ] = "cpu-f32",
     revision: Annotated[str | None, typer.Option(help="Repository revision to pin.")] = None,
     offline: Annotated[bool, typer.Option(help="Use only files that are already downloaded.")] = False,
     force: Annotated[bool, typer.Option(help="Replace an existing bundle.")] = False,

@@ -268,13 +268,14 @@ def test_kv_scales(draft: Draft, spelling: tuple[str, str]) -> None:
     draft.put(put_nvfp4, *MODULES)
     scales = {f"{PREFIX}layers.1.self_attn.{name}": np.array([n + 1], np.float32) for n, name in enumerate(spelling)}
     draft.change(lambda t: t.update(scales))
-    for scheme in ({"dynamic": False, "num_bits": 8, "type": "float"}, "FP8"):
-        draft.claim(None, quant_algo="NVFP4", quant_method="modelopt", kv_cache_scheme=scheme, ignore=EXCLUDED)
-        assert draft.checked().warnings == ()
     draft.claim({**NVFP4, "kv_cache_quant_algo": "FP8"})
     assert draft.checked().kv_scales == {"layers.1.self_attn": (1, 2)}
     draft.claim(NVFP4)
     assert any("has KV scales although" in warning for warning in draft.open().warnings)
+    (draft.folder / "hf_quant_config.json").unlink()
+    for scheme in ({"dynamic": False, "num_bits": 8, "type": "float"}, "FP8"):
+        draft.claim(None, quant_algo="NVFP4", quant_method="modelopt", kv_cache_scheme=scheme, ignore=EXCLUDED)
+        assert draft.checked().warnings == ()
     draft.change(lambda t: t.pop(f"{PREFIX}layers.1.self_attn.{spelling[1]}"))
     draft.refused(r"only the k scale of layers\.1\.self_attn")
 
