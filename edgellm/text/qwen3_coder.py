@@ -6,7 +6,6 @@ Rules of the body, from ``<function=NAME>`` on:
   value.
 * ``</parameter>`` ends a value when, after white space, another tag of the form or the end follows. Elsewhere it is
   part of the value, as every other tag in a value is.
-* In an object or array, inside a string that begins on the same line, every tag is part of the value.
 * A missing ``</parameter>`` is forgiven: before ``<parameter=ARG>`` at the start of a line for a declared parameter not
   yet given, and before the call's end tags when nothing but another call or the end follows them.
 * A missing ``</function>`` is forgiven before ``</tool_call>``, another call, or the end.
@@ -27,8 +26,7 @@ from typing import Final
 
 from edgellm.text.functions import Function
 from edgellm.text.lexer import Kind, Lexeme
-from edgellm.text.open_string import OpenString
-from edgellm.text.values import STRING, ValueWriter
+from edgellm.text.values import ValueWriter
 
 _PLAIN_NAME: Final = re.compile(r"[^\s<>=\"']+")
 CLOSERS: Final = (Kind.END_CALL, Kind.END_FUNCTION, Kind.END_PARAMETER)
@@ -72,7 +70,6 @@ class CallReader:
         self._name = ""
         self._value: ValueWriter | None = None  # None: the parameter being read is dropped
         self._line_start = False  # the value's last character is a newline
-        self._string = OpenString(STRING)
 
     def take(self, lexeme: Lexeme) -> Step:
         match self._state:
@@ -132,9 +129,7 @@ class CallReader:
         return Step.TAKEN
 
     def _in_value(self, lexeme: Lexeme) -> Step:
-        if self._string.inside:
-            self._add(lexeme.raw)
-        elif lexeme.kind is Kind.END_PARAMETER:
+        if lexeme.kind is Kind.END_PARAMETER:
             self._state, self._held = _State.VALUE_END, [lexeme]
         elif lexeme.kind in _CALL_ENDS:
             self._state, self._held = _State.CALL_END, [lexeme]
@@ -187,7 +182,6 @@ class CallReader:
     def _begin_value(self, name: str, *, kept: bool) -> None:
         self._state, self._name, self._line_start = _State.VALUE, name, False
         self._value = None
-        self._string = OpenString(self._function.types(name))
         if kept:
             lead = f"{', ' if self._given else '{'}{json.dumps(name, ensure_ascii=False)}: "
             self._value = ValueWriter(lead, self._function.types(name))
@@ -195,7 +189,6 @@ class CallReader:
 
     def _add(self, raw: str) -> None:
         self._line_start = raw.endswith("\n")
-        self._string.add(raw)
         if self._value is not None:
             self._out.append(self._value.add(raw))
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from parsed import call, parse, parse_all_ways, tool
 
@@ -42,20 +40,6 @@ def test_missing_tags_are_forgiven(body: str) -> None:
 )  # fmt: skip
 def test_values_keep_tags_and_space(value: str) -> None:
     assert parse_all_ways(call("bash", command=value), TOOLS).arguments() == [("bash", {"command": value})]
-
-
-@pytest.mark.parametrize("text", ["</parameter></function></tool_call>", '"</parameter>\n</function>', "<tool_call>"])
-def test_strings_inside_json_keep_tags(text: str) -> None:
-    tools = [tool("edit", edits="array", path="string")]
-    edits = [{"old": text, "new": f"{text}{text}"}, text]
-    written = call("edit", edits=json.dumps(edits), path="a.py")
-    assert parse_all_ways(written, tools).arguments() == [("edit", {"edits": edits, "path": "a.py"})]
-
-
-def test_a_quote_too_many_does_harm_on_its_line_only() -> None:
-    tools = [tool("edit", edits="array", path="string")]
-    written = call("edit", edits='["a, "b"]', path="a.py")
-    assert parse_all_ways(written, tools).arguments() == [("edit", {"edits": '["a, "b"]', "path": "a.py"})]
 
 
 @pytest.mark.parametrize(

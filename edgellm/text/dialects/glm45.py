@@ -4,7 +4,7 @@ and ``</tool_call>``, with or without line breaks between the parts.
 * A call begins with ``<tool_call>``, the name of a declared function, and ``<arg_key>`` or ``</tool_call>``.
 * A value is everything between its tags; the declared schema says how it becomes JSON, by the rules of `values`.
   ``</arg_value>`` ends it when, after white space, another tag of the form or the end of the turn follows. Elsewhere it
-  is part of the value, as every other tag in a value is, and so it is inside a JSON string (see `open_string`).
+  is part of the value, as every other tag in a value is.
 * A repeated key keeps its first value, which may already be on its way. An empty key is dropped with its value; one
   that the schema does not declare is kept.
 * Anything else between the parts makes the call malformed: its arguments are closed, it gets no end.
@@ -22,7 +22,6 @@ from typing import Final
 from edgellm.text.dialects.reading import NAME, Call, Cursor, Reading
 from edgellm.text.dialects.tagged import Functions, Place, Syntax
 from edgellm.text.functions import Function
-from edgellm.text.open_string import OpenString
 from edgellm.text.tags import Tags
 from edgellm.text.values import ValueWriter
 
@@ -72,19 +71,14 @@ def _value(cursor: Cursor, call: Call, function: Function, key: str, given: set[
     if key and key not in given:
         lead = f"{', ' if given else '{'}{json.dumps(key, ensure_ascii=False)}: "
         writer = ValueWriter(lead, function.types(key), framed=False)
-    follows, string = "", OpenString(function.types(key))
+    follows = ""
     while True:
         end, tag = _VALUE_ENDS.search(cursor.text, cursor.at)
         if cursor.final and not tag:
             end = len(cursor.text)
-        part = cursor.text[cursor.at : end]
-        string.add(part)
-        quoted = bool(tag) and string.inside
         if writer is not None:
-            call.write(writer.add(part + tag if quoted else part))
+            call.write(writer.add(cursor.text[cursor.at : end]))
         cursor.at = end + len(tag)
-        if quoted:
-            continue
         if tag:
             space = yield from cursor.space()
             follows = yield from cursor.literal(*_NEXT)
