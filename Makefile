@@ -18,7 +18,7 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-$(BUNDLE)/manifest.json: $(VENV)/.installed $(wildcard edgellm/models/$(MODEL)/*)
+$(BUNDLE)/manifest.json: $(VENV)/.installed $(wildcard edgellm/models/$(MODEL)/* edgellm/engine/*.py edgellm/graph/*.py edgellm/graph/*/*.py)
 	mkdir -p $(dir $(BUNDLE))
 	$(BIN)/edgellm build $(MODEL) --out $(BUNDLE) --force
 

@@ -97,6 +97,7 @@ class OpenAIAnswer:
         self._per_prompt = per_prompt
         self._streaming = streaming
         self._prompt_tokens = sum(len(request.prompt) for request in requests[::per_prompt])
+        self._predicted = requests[0].prediction is not None
         self._generated = 0
         self._usages: list[Usage | None] = [None] * len(choices)
 
@@ -138,4 +139,4 @@ class OpenAIAnswer:
     def _usage_object(self) -> dict[str, Any] | None:
         counts = [choice.reasoning_tokens for choice in self._choices]
         reasoning = None if None in counts else sum(count for count in counts if count is not None)
-        return usage_object(self.usage, reasoning)
+        return usage_object(self.usage, reasoning, predicted=self._predicted)

@@ -153,5 +153,6 @@ def read_tools(fields: Fields, *, limit: int) -> list[dict[str, Any]]:
         if name is None or not _TOOL_NAME.fullmatch(name):
             raise bad_value(function.at("name"), "must be 1 to 256 characters without spaces or angle brackets")
         function.string("description")
+        function.boolean("strict")
         function.object("parameters")
     return tools

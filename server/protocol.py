@@ -9,12 +9,16 @@ answer, and the connection is closed behind it. Gone at once are, as in uvicorn:
 that speaks HTTP/1.0 (it knows no 1xx), that uses TLS (its end of stream means both directions), or that has pipelined a
 further request.
 
-A request's head is bounded in size and time, and one that cannot be read is refused in the form of all our errors.
+A request's head is bounded in size and time, and one that cannot be read is refused in the form of all our errors. An
+offer to go on in another protocol is ignored.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+import socket
+import struct
 from asyncio.events import TimerHandle
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -23,10 +27,13 @@ from edgellm.server.errors import ApiError
 from edgellm.server.names import new_id
 
 PROBE = "edgellm.probe"  # in scope["state"]: bytes that may be put into the streamed body between any two writes
+ABORT = "edgellm.abort"  # in scope["state"]: drops the connection and what waits to be sent on it
 REQUEST_ID = b"x-request-id"
 _INTERIM = b"HTTP/1.1 102 Processing\r\n\r\n"
 _SECOND_PROBE_S = 0.1
 _NEXT_PROBES_S = 0.5
+# An offer to go on in another protocol, such as h2c. It may be ignored (RFC 9110), but the parser stops behind it.
+_UPGRADE = re.compile(rb"\r\n(?:upgrade|http2-settings):[^\r\n]*(?=\r\n|\Z)", re.IGNORECASE)
 
 
 class Protocol(HttpToolsProtocol):
@@ -38,6 +45,7 @@ class Protocol(HttpToolsProtocol):
     _probe_timer: TimerHandle | None = None
     _head_timer: TimerHandle | None = None
     _head_size = 0
+    _in_body = False
 
     # -- a request's head
 
@@ -52,9 +60,24 @@ class Protocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._head_is_over()
+        self._in_body = True
         super().on_headers_complete()
+        self.scope["state"][ABORT] = self._drop
+
+    def _drop(self) -> None:
+        """Close with a reset: neither we nor the system go on sending what the client does not take."""
+        sock = self.transport.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.transport.abort()
+
+    def on_message_complete(self) -> None:
+        self._in_body = False
+        super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
+        if not self._in_body:
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(b"", head) + end + rest
         super().data_received(data)
         if self._head_timer is None or self.transport.is_closing():
             return

@@ -20,6 +20,7 @@ from edgellm.text.tokenizer import Tokenizer
 
 MAX_STOP_LENGTH = 1024  # characters of one stop string
 MAX_LOGIT_BIAS = 4096  # entries
+_CHARS_PER_TOKEN = 8  # of predictions, at most: more text than the context can hold is not even looked at
 
 
 def read_sampling(fields: Fields, settings: ServerSettings, *, vocab_size: int, logprobs: int | None) -> SamplingParams:
@@ -106,7 +107,7 @@ def read_prediction(fields: Fields, tokenizer: Tokenizer, context: int) -> Predi
     text = read_text(prediction, "content")
     if text is None:
         raise bad_value(prediction.at("content"), "is required")
-    return Prediction.of(tokenizer.encode(text, allow_special=False), context)
+    return Prediction.of(tokenizer.encode(text[: _CHARS_PER_TOKEN * context], allow_special=False), context)
 
 
 def _or(value: float | None, default: float) -> float:

@@ -27,7 +27,7 @@ from edgellm.runtime.types import Output, Usage
 from edgellm.server.errors import ApiError, as_api_error
 from edgellm.server.generations import Generations
 from edgellm.server.metrics import Metrics
-from edgellm.server.protocol import PROBE
+from edgellm.server.protocol import ABORT, PROBE
 from edgellm.server.settings import ServerSettings
 from edgellm.server.write_watch import WriteWatch
 
@@ -130,6 +130,8 @@ class GenerationResponse(Response):
         if self._disconnected:
             return
         if error is not None:
+            if self._stalled and (abort := scope["state"].get(ABORT)) is not None:
+                abort()  # closing would wait until the client takes what is buffered
             if self._started:  # returning now makes the server close the connection in the middle of the stream
                 log.error("request %s: stream broken: %s", self._generations.id, error.message)
             else:

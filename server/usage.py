@@ -29,14 +29,19 @@ def total_usage(usages: Sequence[Usage | None], per_prompt: int) -> Usage | None
     )
 
 
-def usage_object(usage: Usage | None, reasoning_tokens: int | None = None) -> dict[str, Any] | None:
-    """`completion_tokens` counts every generated token, reasoning and end of turn included."""
+def usage_object(
+    usage: Usage | None, reasoning_tokens: int | None = None, *, predicted: bool = False
+) -> dict[str, Any] | None:
+    """`completion_tokens` counts every generated token, reasoning and end of turn included.
+
+    `predicted`: the request had a prediction; of its tokens those count that were drafted.
+    """
     if usage is None:
         return None
     result = running_usage(usage.prompt_tokens, usage.completion_tokens)
     result["prompt_tokens_details"] = {"cached_tokens": usage.cached_tokens}
     details = {} if reasoning_tokens is None else {"reasoning_tokens": reasoning_tokens}
-    if usage.predicted_tokens:
+    if predicted:
         details["accepted_prediction_tokens"] = usage.accepted_predicted_tokens
         details["rejected_prediction_tokens"] = usage.predicted_tokens - usage.accepted_predicted_tokens
     if details:

@@ -15,13 +15,17 @@ NAMES: Final = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 def recommended_sampling(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of `SamplingParams` that the file sets; temperature 0 where it asks for greedy decoding.
 
+    A `top_k` of -1 is 0 here: off.
+
     Raises:
         CheckpointError: a value is of the wrong type or out of range.
     """
     given = Fields(generation_config, "generation_config.json")
-    if not given.boolean("do_sample", True):
-        return {"temperature": 0.0}
     found = {name: value for name in NAMES if (value := given.get(name)) is not None}
+    if not given.boolean("do_sample", True):
+        found = {name: value for name, value in found.items() if name == "repetition_penalty"} | {"temperature": 0.0}
+    if found.get("top_k") == -1:
+        found["top_k"] = 0
     try:
         SamplingParams(**found)
     except RequestError as error:

@@ -134,6 +134,58 @@ def texts(values: Sequence[Any], types: Types) -> Iterator[str]:
             yield text
 
 
+# What a schema may say of a value without ruling out any text, or that `listed` has taken in.
+_FREE: Final = frozenset((
+    "type", "nullable", "description", "title", "default", "example", "examples", "$comment", "deprecated", "readOnly",
+    "writeOnly", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", *_ADDRESSES,
+))  # fmt: skip
+_OBJECT: Final = _FREE - {"anyOf", "oneOf", "allOf", "enum", "const"} | {
+    *("properties", "required", "additionalProperties", "unevaluatedProperties", "strict"),
+}
+
+
+def beyond_text(schema: Any, root: Mapping[str, Any]) -> str | None:
+    """What rules out some text where text is allowed: a keyword, a type that does not exist, a reference to nothing.
+
+    Unions and references are followed. None: any text fits.
+    """
+    pending, seen = [schema], set[str]()
+    while pending:
+        node = pending.pop()
+        if not isinstance(node, Mapping):
+            continue
+        if unknown := [key for key, value in node.items() if key not in _FREE and value is not None]:
+            return repr(unknown[0])
+        if problem := _unknown_type(node):
+            return problem
+        reference = node.get("$ref")
+        if isinstance(reference, str) and reference not in seen:
+            seen.add(reference)
+            target = resolve(reference, root)
+            if target is None:
+                return f"the reference {reference[:60]!r}, which leads nowhere,"
+            pending.append(target)
+        for key in ("anyOf", "oneOf", "allOf"):
+            options = node.get(key)
+            pending += options if isinstance(options, list) else []
+    return None
+
+
+def beyond_properties(schema: Mapping[str, Any]) -> str | None:
+    """What an object schema says beyond its properties, such as a union at its top; None: nothing."""
+    if unknown := [key for key, value in schema.items() if key not in _OBJECT and value is not None]:
+        return repr(unknown[0])
+    return None
+
+
+def _unknown_type(node: Mapping[str, Any]) -> str | None:
+    given = node.get("type")
+    for name in given if isinstance(given, list) else [given]:
+        if name is not None and name not in TYPE_NAMES:
+            return f"the type {name!r:.60}"
+    return None
+
+
 class _Copier:
     """Copies schemas out of `root`, and remembers what they refer to."""
 

@@ -127,7 +127,9 @@ class Tokenizer:
             return (token_id,)
         ids = self._cache.get(part)
         if ids is None:
-            ids = array("I", self._library.encode(part, add_special_tokens=False).ids)
+            # A batch of one: unlike `encode` it lets other threads run meanwhile.
+            (encoding,) = self._library.encode_batch([part], add_special_tokens=False)
+            ids = array("I", encoding.ids)
             self._cache.put(part, ids)
         return ids
 

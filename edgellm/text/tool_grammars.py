@@ -6,8 +6,8 @@ with the factorial of their number.
 
 Limits: keywords of a schema that llguidance does not know are ignored here (many tools carry some), unless the tool
 says ``strict: true``. In a tag dialect only the parameters under ``properties`` and ``required`` are written; a string
-parameter is free text whatever its ``pattern`` or length, except that it cannot hold what the parser would take for its
-end; a JSON value whose strings hold that is cut there.
+parameter is free text whatever its ``pattern`` or length (with ``strict: true`` such a keyword is refused), except that
+it cannot hold what the parser would take for its end; a JSON value whose strings hold that is cut there.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ from typing import Any, Final
 
 from edgellm.errors import RequestError
 from edgellm.text.grammars import HEADER, Grammar, json_schema, quoted, slashed
-from edgellm.text.schemas import check_schema, listed, parameters_of, standalone, texts
+from edgellm.text.schemas import (
+    beyond_properties,
+    beyond_text,
+    check_schema,
+    followed,
+    listed,
+    parameters_of,
+    standalone,
+    texts,
+)
 from edgellm.text.values import allowed_types
 
 _PARAMETER_NAME: Final = re.compile(r"[^<>\s](?:[^<>\n]{0,253}[^<>\s])?")  # what a tag can carry
@@ -189,8 +198,12 @@ class _Writer:
         self, form: _Tags, schema: Mapping[str, Any], root: Mapping[str, Any], function: str, *, strict: bool
     ) -> list[str]:
         found = []
+        if strict and (problem := beyond_properties(followed(root, root))) is not None:
+            raise _not_kept(function, "the parameters", problem)
         for name, own in schema["properties"].items():
             needed = name in schema["required"]
+            if strict and (problem := self._not_kept(own, root)) is not None:
+                raise _not_kept(function, f"the parameter {name[:40]!r}", problem)
             if own is False or not _PARAMETER_NAME.fullmatch(name):
                 if needed:
                     problem = f"tools: {function}: the required parameter {name[:40]!r} cannot be written in a call"
@@ -201,6 +214,12 @@ class _Writer:
             )
             found.append(rule if needed else f"{rule}?")
         return found
+
+    def _not_kept(self, own: Any, root: Mapping[str, Any]) -> str | None:
+        """What a tag dialect cannot hold a strict parameter to."""
+        types = allowed_types(own, root)
+        written_as_json = types and "string" not in types
+        return None if written_as_json or listed(own, root) is not None else beyond_text(own, root)
 
     def _value(self, form: _Tags, own: Any, root: Mapping[str, Any], *, strict: bool) -> str:
         """A value and the tag behind it: text where the schema allows any, else JSON or one of the texts listed."""
@@ -244,6 +263,11 @@ class _Writer:
             if part
         ]
         return " ".join(parts)
+
+
+def _not_kept(function: str, what: str, problem: str) -> RequestError:
+    message = f"tools: {function}: {what}: {problem} cannot be enforced, and the tool is strict"
+    return RequestError(message, param="tools", code="invalid_grammar")
 
 
 def _too_large(unit: str, limit: int) -> RequestError:

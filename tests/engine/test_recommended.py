@@ -26,6 +26,8 @@ QWEN = {"do_sample": True, "temperature": 1.0, "top_p": 0.95, "top_k": 20}
         ({**QWEN, "max_new_tokens": 5}, {"temperature": 1.0, "top_p": 0.95, "top_k": 20}),
         ({"temperature": 0.6, "min_p": None}, {"temperature": 0.6}),
         ({**QWEN, "do_sample": False}, {"temperature": 0.0}),
+        ({"do_sample": False, "repetition_penalty": 1.1}, {"temperature": 0.0, "repetition_penalty": 1.1}),
+        ({"top_k": -1}, {"top_k": 0}),
     ],
 )
 def test_fields_that_are_kept(config: dict[str, Any], expected: dict[str, float]) -> None:

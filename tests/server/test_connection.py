@@ -131,7 +131,19 @@ def test_a_client_that_reads_nothing_is_given_up(start: Any, script: Any) -> Non
         raw = json.dumps({"messages": messages, "stream": True, "logprobs": True, "top_logprobs": 20, "n": 8}).encode()
         sock.sendall(HEADERS.format(len(raw)).encode() + raw)
         assert running.wait_for(lambda _: 'outcome="error"' in running.http.get("/metrics").text, 20)
+        with pytest.raises(ConnectionResetError):  # what was buffered for it is dropped
+            read_all(sock)
     assert running.settled()
+
+
+def test_an_offer_of_another_protocol_is_ignored(running: Any) -> None:
+    raw = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+    head = HEADERS.format(len(raw)).removesuffix("\r\n\r\n")
+    offer = f"{head}\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", running.port), timeout=10) as sock:
+        for _ in range(2):
+            sock.sendall(offer.encode() + raw)
+            assert b'"finish_reason":"stop"' in read_until(sock, b"}}}")
 
 
 def test_cors_is_off_unless_asked_for(running: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -190,3 +191,47 @@ def test_free_text_with_calls_that_fit(constraints: Constraints, tokenizer: Toke
         assert constraint is not None
         assert passes(constraint, tokenizer, text) is fits, text
     assert ToolGrammars("llama3_json", tokenizer.split, tokenizer.added).free(TOOLS) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "^[A-Z]{3}$"}}}, "the parameter 'a': 'pattern'"),
+        ({"properties": {"a": {"type": "string", "format": "date"}}}, "'format' cannot be enforced"),
+        ({"properties": {"a": {"anyOf": [{"type": "string", "minLength": 3}, {"type": "null"}]}}}, "'minLength'"),
+        ({"properties": {"a": {"type": "string", "not": {"const": "x"}}}}, "'not'"),
+        ({"properties": {"a": {"$ref": "#/x"}}}, "the reference '#/x', which leads nowhere,"),
+        ({"properties": {"a": {"type": "foo"}}}, "the type 'foo'"),
+        ({"properties": {"a": {"$ref": "#/$defs/b"}}, "$defs": {"b": {"maxLength": 3}}}, "'maxLength'"),
+        ({"anyOf": [{"properties": {"a": {"type": "integer"}}, "required": ["a"]}]}, "the parameters: 'anyOf'"),
+        ({"if": {}, "then": {}}, "the parameters: 'if'"),
+        ({"dependentRequired": {"a": ["b"]}}, "the parameters: 'dependentRequired'"),
+    ],
+)  # fmt: skip
+def test_strict_tools_that_tags_cannot_hold_are_refused(
+    tokenizer: Tokenizer, schema: dict[str, Any], named: str
+) -> None:
+    grammars = ToolGrammars("qwen3_coder", tokenizer.split, tokenizer.added)
+    function: dict[str, Any] = {"name": "f", "parameters": {"type": "object", **schema}}
+    grammars.forced([{"function": function}], several=True)  # ignored where nobody asked to be strict
+    with pytest.raises(RequestError, match=re.escape(named)) as caught:
+        grammars.forced([{"function": {**function, "strict": True}}], several=True)
+    assert caught.value.param == "tools"
+
+
+def test_strict_tools_in_the_usual_form_are_taken(tokenizer: Tokenizer) -> None:
+    """As the OpenAI SDK writes them: everything required, null for optional, no further properties."""
+    properties = {
+        "path": {"type": "string", "description": "where", "title": "Path"},
+        "mode": {"type": "string", "enum": ["r", "w"]},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "more": {"type": ["string", "null"], "default": None},
+        "kind": {"$ref": "#/$defs/Kind"},
+        "tags": {"type": "array", "items": {"type": "string", "minLength": 1}},
+    }
+    schema = {
+        "type": "object", "properties": properties, "required": list(properties), "additionalProperties": False,
+        "title": "Args", "$defs": {"Kind": {"enum": ["a", "b"], "title": "Kind", "type": "string"}},
+    }  # fmt: skip
+    grammars = ToolGrammars("qwen3_coder", tokenizer.split, tokenizer.added)
+    assert grammars.forced([{"function": {"name": "f", "strict": True, "parameters": schema}}], several=False)
