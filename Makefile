@@ -38,8 +38,8 @@ types: $(VENV)/.installed  ## mypy --strict on the library and the folders insta
 	ln -s $(CURDIR)/server $(CURDIR)/kernels $(CURDIR)/engines $(CURDIR)/mlperf $(CURDIR)/jetson .cache/types/edgellm/
 	cd .cache/types && MYPYPATH=. $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p edgellm
 
-parity: $(VENV)/.installed  ## recompute the references with torch and transformers
-	$(BIN)/python -m pip install --quiet --editable '.[dev,parity]'
+parity: $(VENV)/.installed  ## recompute the references with torch, transformers and ModelOpt
+	$(BIN)/python -m pip install --quiet --editable '.[dev,parity,quantize]'
 	$(BIN)/python -m pytest -m parity tests/parity
 
 bench: $(VENV)/.installed  ## speed of the mid preset on this machine
