@@ -24,9 +24,12 @@ async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> by
     """The whole request body.
 
     Raises:
-        ApiError: 413 when it is (or says it will be) over `max_bytes`, 408 when it does not arrive in time, 499 when
+        ApiError: 415 when it is compressed, 413 when it is (or says it will be) over `max_bytes`, 408 when it does not arrive in time, 499 when
             the client left.
     """
+    encoding = request.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise ApiError(415, f"content-encoding {encoding[:40]!r} is not supported", code="unsupported_encoding")
     too_large = ApiError(413, f"request body is larger than {max_bytes} bytes", code="request_too_large")
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:

@@ -7,7 +7,8 @@ Rules that clients may rely on:
 * `response_format` with tools and "auto": the answer is either such JSON or calls.
 * A tool with ``strict: true`` holds every call of the request to its schema, also under "auto"; where the model's form
   of calls begins with no token of its own that has no effect.
-* One form at a time: two fields that ask for one are an error, not a choice of ours.
+* One form at a time: two fields that ask for one are an error, not a choice of ours. `response_format` alone may stand
+  beside a `tool_choice` that forces calls: it is about answers that are none.
 * A reasoning block is closed, as the template closes it, after `max_thinking_tokens`; up to three more complete a
   character. Other servers' names for it mean the same.
 * A schema keyword that cannot be enforced is an error that names it. In tools that are not strict it has no effect.
@@ -57,6 +58,8 @@ def read_form(fields: Fields, tools: list[Tool], grammars: ToolGrammars) -> Form
     several = fields.boolean("parallel_tool_calls") is not False
     offered, forced = _chosen(fields, tools)
     if forced:
+        if asked is not None and fields.data.get("response_format") is None:
+            raise bad_value(param, f"and {fields.at('tool_choice')} both ask for a form of the answer; one at a time")
         return Form(offered, grammars.forced(forced, several=several), fields.at("tool_choice"))
     if asked is None:
         strict = any(tool["function"].get("strict") is True for tool in offered)
@@ -200,6 +203,8 @@ def _chosen(fields: Fields, tools: list[Tool]) -> tuple[list[Tool], list[Tool]]:
             mode = inner.string("mode")
             if mode not in ("auto", "required"):
                 raise bad_value(inner.at("mode"), f"must be 'auto' or 'required', got {mode!r}")
+            if not listed:
+                raise bad_value(inner.at("tools"), "must have at least one entry")
             return listed, listed if mode == "required" else []
         case other:
             raise unsupported(asked.at("type"), f"only 'function' and 'allowed_tools' are supported, got {other!r}")

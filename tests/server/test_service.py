@@ -45,6 +45,11 @@ def test_models_show_the_context(start: Any) -> None:
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
 
 
+def test_compressed_bodies_are_refused_by_name(running: Any) -> None:
+    response = running.http.post("/v1/chat/completions", content=b"x", headers={"content-encoding": "gzip"})
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_encoding")
+
+
 def test_large_bodies_are_refused_at_once(running: Any) -> None:
     head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50000000\r\n\r\n"
     with socket.create_connection(("127.0.0.1", running.port), timeout=10) as sock:

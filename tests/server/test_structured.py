@@ -159,6 +159,8 @@ def test_one_strict_tool_holds_all_calls_to_their_schemas(
             "tool_choice.allowed_tools.mode",
         ),
         ({"tool_choice": {"type": "allowed_tools", "tools": ["ls"], "mode": "auto"}}, "tool_choice.tools[0]"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": [], "mode": "required"}}, "tool_choice.tools"),
+        ({"tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
     ],
 )
 def test_wrong_wishes_name_the_field(grammars: ToolGrammars, body: dict[str, Any], param: str) -> None:
