@@ -24,8 +24,8 @@ async def read_body(request: Request, *, max_bytes: int, timeout_s: float) -> by
     """The whole request body.
 
     Raises:
-        ApiError: 415 when it is compressed, 413 when it is (or says it will be) over `max_bytes`, 408 when it does not arrive in time, 499 when
-            the client left.
+        ApiError: 415 when it is compressed, 413 when it is (or says it will be) over `max_bytes`, 408 when it does not
+            arrive in time, 499 when the client left.
     """
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":

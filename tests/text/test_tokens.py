@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -65,6 +66,18 @@ def test_stop_strings_end_the_text_before_them(tokenizer: Tokenizer, text: str, 
     else:
         assert not hits
         assert shown == decoded
+
+
+def test_long_texts_let_other_threads_run(tokenizer: Tokenizer) -> None:
+    """A prompt of any length holds up no stream of another request."""
+    text = "one two three four " * 20_000
+    thread = threading.Thread(target=tokenizer.encode, args=(text,), kwargs={"allow_special": True})
+    turns = 0
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.001)
+        turns += 1
+    assert turns > 3
 
 
 def test_lone_surrogates_are_a_request_error(tokenizer: Tokenizer) -> None:
