@@ -6,6 +6,8 @@ import importlib.metadata
 import shutil
 from pathlib import Path
 
+import numpy as np
+
 from edgellm.checkpoint.reader import Checkpoint
 from edgellm.engine.bundle import list_files, staged
 from edgellm.engine.manifest import MANIFEST_FILE, Manifest
@@ -48,7 +50,8 @@ def build_bundle(
     with staged(target, force=force) as folder:
         digest = source.content_hash(lambda done, total: _report(progress, "checkpoint", done, total))
         form = WeightFormat(recipe.precision, recipe.block_size, recipe.accuracy_level)
-        build_ort_graphs(source, folder, form, positions=context, progress=progress)
+        kv_scales = _kv_scales(source) if recipe.kv == "fp8" else None
+        build_ort_graphs(source, folder, form, positions=context, kv_scales=kv_scales, progress=progress)
         for path in source.tokenizer_files:
             shutil.copyfile(path, folder / path.name)
         manifest = Manifest(
@@ -58,7 +61,7 @@ def build_bundle(
             source=source.path.resolve().name,
             source_sha256=digest,
             spec=source.spec,
-            precision=_precision(form),
+            precision=_precision(form, recipe),
             block_tokens=recipe.block_tokens,
             tree_nodes=recipe.tree_nodes,
             prefill_chunk=recipe.prefill_chunk,
@@ -72,7 +75,20 @@ def build_bundle(
     return target
 
 
-def _precision(form: WeightFormat) -> dict[str, str]:
+def _kv_scales(source: Checkpoint) -> dict[str, float]:
+    """Scale of each cache: the checkpoint's, or 1."""
+    caches = {f"layers.{layer}.self_attn": (f"k_{layer}", f"v_{layer}") for layer in source.spec.full_layers}
+    if source.spec.mtp_layers:
+        caches["mtp.layers.0.self_attn"] = ("mtp_k", "mtp_v")
+    one = np.float32(1)
+    scales: dict[str, float] = {}
+    for layer, names in caches.items():
+        for name, scale in zip(names, source.kv_scales.get(layer, (one, one)), strict=True):
+            scales[name] = float(scale)
+    return scales
+
+
+def _precision(form: WeightFormat, recipe: Recipe) -> dict[str, str]:
     def stored(part: BlockFormat | None) -> str:
         return f"int{part.bits} block {part.block}" if part else "f32"
 
@@ -83,7 +99,8 @@ def _precision(form: WeightFormat) -> dict[str, str]:
         "embedding, decay and rate projections": stored(form.sensitive),
         "norms, convolution": "f32",
         "activations of matrix products": "int8" if matrices and form.accuracy_level == 4 else "f32",
-        "recurrent state, KV rows": "f32",
+        "recurrent state": "f32",
+        "KV rows": "values of E4M3, as f32" if recipe.kv == "fp8" else "f32",
     }
 
 

@@ -19,6 +19,7 @@ from edgellm.graph.encodings import Precision
 from edgellm.graph.tree import MAX_TREE
 
 Target = Literal["ort-cpu"]
+KvForm = Literal["f32", "fp8"]
 MAX_CONTEXT: Final = 1 << 24
 
 
@@ -34,6 +35,7 @@ class Recipe:
     precision: Precision = "f32"  # of the large matrices
     block_size: int = 32  # columns that share a scale (int8, int4)
     accuracy_level: int = 4  # 4: products on activations rounded to int8 (fast); 0: on float32 activations
+    kv: KvForm = "f32"  # "fp8": rows of the KV caches have the values that an FP8 cache holds (stored as float32)
     block_tokens: int = 64  # tokens of a cache block
     tree_nodes: int = 16  # most nodes of one verify, root included
     prefill_chunk: int = 1024  # most tokens of one advance
@@ -43,6 +45,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _choice("target", self.target, get_args(Target))
         _choice("precision", self.precision, get_args(Precision))
+        _choice("kv", self.kv, get_args(KvForm))
         _choice("block_size", self.block_size, (16, 32, 64, 128, 256))
         _choice("accuracy_level", self.accuracy_level, (0, 4))
         _integer("block_tokens", self.block_tokens, 1, 4096)

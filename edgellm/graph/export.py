@@ -6,7 +6,7 @@ read-only), commit and, with MTP, mtp, over one weight file. `build_canonical` w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +41,7 @@ def build_ort_graphs(
     *,
     positions: int | None = None,
     draft_vocab: Sequence[int] | None = None,
+    kv_scales: Mapping[str, float] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Path, ...]:
     """Write the graphs for ONNX Runtime into the existing folder `out_dir`.
@@ -51,6 +52,8 @@ def build_ort_graphs(
         positions: rows of the RoPE tables, the longest context that can run; the checkpoint's, at most 262144, by
             default.
         draft_vocab: token ids that the MTP head may propose; all by default.
+        kv_scales: cache (``k_3``, ``mtp_v``) → scale, for all caches: their rows have the values of an FP8 cache. None:
+            they are not rounded.
         progress: called with ("weights", tensors read, tensors in all).
 
     Returns:
@@ -67,12 +70,12 @@ def build_ort_graphs(
     paths = [out_dir / f"{name}.onnx" for name in ("advance", "verify", "commit", "mtp")[: 3 + spec.mtp_layers]]
     with WeightFile(out_dir / WEIGHTS) as file:
         g = GraphBuilder("advance", file)
-        attention = _grouped(g, spec, "B", rows, tree=False)
+        attention = _grouped(g, spec, "B", rows, kv_scales, tree=False)
         add_decoder(g, Lowering(ops, attention, Chain.declare(g, spec.linear)), "B")
         g.save(paths[0])
 
         g = GraphBuilder("verify", file)
-        attention = _grouped(g, spec, 1, rows, tree=True)
+        attention = _grouped(g, spec, 1, rows, kv_scales, tree=True)
         add_decoder(g, Lowering(ops, attention, InlineTree.declare(g, spec.linear)), 1)
         g.save(paths[1])
 
@@ -82,20 +85,27 @@ def build_ort_graphs(
 
         if spec.mtp_layers:
             g = GraphBuilder("mtp", file)
-            attention = _grouped(g, spec, 1, rows, tree=True, cache="mtp_k")
+            attention = _grouped(g, spec, 1, rows, kv_scales, tree=True, cache="mtp_k")
             add_mtp(g, Lowering(ops, attention), draft_vocab)
             g.save(paths[3])
     return (*paths, file.path)
 
 
 def _grouped(
-    g: GraphBuilder, spec: ModelSpec, batch: Dim, positions: int, *, tree: bool, cache: str | None = None
+    g: GraphBuilder,
+    spec: ModelSpec,
+    batch: Dim,
+    positions: int,
+    kv_scales: Mapping[str, float] | None,
+    *,
+    tree: bool,
+    cache: str | None = None,
 ) -> GroupedQuery:
     """The attention form; `cache` names one of the graph's caches, by default the first layer's."""
     if cache is None and spec.full_layers:
         cache = f"k_{spec.full_layers[0]}"
     rope = rope_tables(g, spec.attention, positions)
-    return GroupedQuery.declare(g, spec.attention, batch, rope, tree=tree, cache=cache)
+    return GroupedQuery.declare(g, spec.attention, batch, rope, tree=tree, cache=cache, kv_scales=kv_scales)
 
 
 def build_canonical(checkpoint: Source, out_dir: Path, *, positions: int | None = None) -> tuple[Path, ...]:

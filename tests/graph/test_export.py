@@ -12,7 +12,7 @@ from graph_runner import CONFIGS, Graphs, HashedModel, Slot, tokens
 from onnx.external_data_helper import ExternalDataInfo
 from quantized_files import nvfp4
 
-from edgellm.checkpoint.nvfp4 import Nvfp4
+from edgellm.checkpoint.nvfp4 import E4M3, Nvfp4
 from edgellm.checkpoint.quantized_weights import Nvfp4Weight
 from edgellm.errors import ConfigError
 from edgellm.graph import source
@@ -211,3 +211,31 @@ def test_nvfp4_is_computed_exactly(tmp_path, name):
     ids = tokens(24, model.spec.vocab, 8)
     logits, _ = ReferenceModel(model).run(ids)
     assert np.abs(Slot(Graphs(tmp_path, model.spec)).advance(ids) - logits).max() < 1e-4
+
+
+def test_caches_hold_the_values_of_fp8(tmp_path):
+    """Rows are E4M3 times the scale; before the first attention layer nothing changes, so its rows are rounded ones."""
+    model = HashedModel("grouped-untied")
+    first, scale = model.spec.full_layers[0], {"k": 0.05, "v": 0.01}
+    scales = {f"{x}_{layer}": scale[x] for x in "kv" for layer in model.spec.full_layers} | {
+        "mtp_k": 0.05,
+        "mtp_v": 0.01,
+    }
+    ids = tokens(30, model.spec.vocab, 8)
+    rows = []
+    for name, kv_scales in (("plain", None), ("rounded", scales)):
+        (tmp_path / name).mkdir()
+        build_ort_graphs(model, tmp_path / name, WeightFormat(), kv_scales=kv_scales)
+        slot = Slot(Graphs(tmp_path / name, model.spec))
+        logits = slot.advance(ids)
+        slot.draft(ids[1:], slot.hidden[0, :-1], 0)
+        rows.append(({key: np.array(slot.state[key]) for key in scales}, logits))
+    (plain, before), (rounded, after) = rows
+    for key, factor in scales.items():
+        codes = rounded[key] / np.float32(factor)
+        assert np.abs(codes - codes.astype(E4M3).astype(np.float32)).max() < 1e-6 * np.abs(codes).max()
+    for x in "kv":
+        wanted = (plain[f"{x}_{first}"] / np.float32(scale[x])).astype(E4M3).astype(np.float32) * np.float32(scale[x])
+        close = np.isclose(rounded[f"{x}_{first}"], wanted, rtol=1e-6)
+        assert close.mean() > 0.999  # a product at the border between two codes may fall to the other side
+    assert 0 < np.abs(after - before).max() < 0.5

@@ -6,6 +6,7 @@ length on are written.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
@@ -38,18 +39,33 @@ class GroupedQuery:
     bias: str  # empty: causal
     rope: RopeTables
     folded: Folded | None
+    kv_scales: Mapping[str, float] | None
 
     @classmethod
     def declare(
-        cls, g: GraphBuilder, spec: AttentionSpec, batch: Dim, rope: RopeTables, *, tree: bool, cache: str | None
+        cls,
+        g: GraphBuilder,
+        spec: AttentionSpec,
+        batch: Dim,
+        rope: RopeTables,
+        *,
+        tree: bool,
+        cache: str | None,
+        kv_scales: Mapping[str, float] | None,
     ) -> Self:
-        """Declare the inputs that all layers share; `cache` names one of the caches, if there are any."""
+        """Declare the inputs that all layers share.
+
+        Args:
+            cache: name of one of the caches, if there are any.
+            kv_scales: cache → scale: keys and values are rounded to E4M3 times their scale, as a device with an FP8
+                cache sees them, and kept as float32; None: not rounded.
+        """
         positions = g.input("positions", np.int64, [batch, "S"])
         lengths = g.input("seqlens_k", np.int32, [batch]), g.input("total_seqlen", np.int32, [])
         bias = g.input("attn_bias", np.float32, [batch, 1, "S", "T"]) if tree else ""
         ratio = spec.heads // spec.kv_heads
         folded = None if ratio == 1 or cache is None else Folded.declare(g, ratio, positions, lengths, bias, cache)
-        return cls(batch, positions, lengths, bias, rope, folded)
+        return cls(batch, positions, lengths, bias, rope, folded, kv_scales)
 
     def attend(
         self, g: GraphBuilder, ops: Ops, cache: tuple[str, str], qkv: tuple[str, str, str], scales: tuple[str, str]
@@ -60,7 +76,10 @@ class GroupedQuery:
         outputs = [f"{cache[0]}.context", *(g.output(cache_output(name), np.float32, shape) for name in cache)]
         q = self._rotated(g, ops, qkv[0], scales[0], spec, spec.heads)
         k = self._rotated(g, ops, qkv[1], scales[1], spec, spec.kv_heads)
-        inputs = [q, k, qkv[2], *past]
+        v = qkv[2]
+        if self.kv_scales is not None:
+            k, v = (rounded_to_e4m3(g, x, self.kv_scales[name]) for x, name in zip((k, v), cache, strict=True))
+        inputs = [q, k, v, *past]
 
         def plain(g: GraphBuilder, outputs: list[str] | int = 3) -> list[str]:
             extra = ["", "", "", self.bias] if self.bias else []
@@ -132,6 +151,13 @@ class Folded:
         context = g.reshape(context, [1, self.ratio, -1, spec.kv_heads, spec.head_dim])
         context = g.op("Transpose", [context], perm=[0, 2, 3, 1, 4])
         return [g.reshape(context, [1, -1, spec.heads * spec.head_dim]), *present]
+
+
+def rounded_to_e4m3(g: GraphBuilder, x: str, scale: float) -> str:
+    """E4M3(x / scale) · scale as float32; what is too large becomes ±448 · scale."""
+    factor = g.const(scale, np.float32)
+    codes = g.op("Cast", [g.op("Div", [x, factor])], to=TensorProto.FLOAT8E4M3FN)
+    return g.op("Mul", [g.op("Cast", [codes], to=TensorProto.FLOAT), factor])
 
 
 def _attention(g: GraphBuilder, inputs: list[str], outputs: list[str] | int, heads: int, kv_heads: int) -> list[str]:
