@@ -17,6 +17,7 @@ from rich.console import Console
 
 from edgellm.cli_options import BundleArg, ContextOpt, JsonOpt, NoCacheOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
 from edgellm.errors import EdgeLLMError
+from edgellm.quantize.command import evaluation, quantize
 from edgellm.server.command import serve
 
 app = typer.Typer(
@@ -80,38 +81,8 @@ def build(
     err.print(f"built {out}")
 
 
-@app.command()
-def quantize(
-    checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, or a Hugging Face repository id.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; a stopped run goes on in it.")],
-    recipe: Annotated[str, typer.Option(help="nvfp4 | nvfp4-head (lm_head too) | nvfp4-all (and MTP)")] = "nvfp4",
-    only: Annotated[list[str] | None, typer.Option(help="Quantize these modules alone (name, wildcard, re:…).")] = None,
-    spare: Annotated[list[str] | None, typer.Option("--except", help="Leave these modules as they are.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Repository revision to pin.")] = None,
-    offline: Annotated[bool, typer.Option(help="Use only files that are already downloaded.")] = False,
-    as_json: JsonOpt = False,
-) -> None:
-    """Write a checkpoint's matrices in NVFP4, weights only, in ModelOpt's layout."""
-    from dataclasses import replace
-
-    from edgellm.checkpoint.hub import resolve
-    from edgellm.progress import bars
-    from edgellm.quantize.plan import named_recipe
-    from edgellm.quantize.report import print_errors
-    from edgellm.quantize.writer import quantize_checkpoint
-
-    chosen = replace(named_recipe(recipe), only=tuple(only or ()), spare=tuple(spare or ()))
-    with bars(err) as progress:
-        errors = quantize_checkpoint(
-            resolve(checkpoint, revision=revision, offline=offline), out, chosen, progress=progress
-        )
-    if as_json:
-        print(json.dumps([asdict(error) for error in errors]))
-    else:
-        print_errors(errors, Console())
-    err.print(f"wrote {out}")
-
-
+app.command()(quantize)
+app.add_typer(evaluation, name="eval")
 app.command()(serve)
 
 

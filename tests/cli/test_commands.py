@@ -123,3 +123,21 @@ def test_an_error_is_one_line_and_status_1(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert "Traceback" not in done.stderr
+
+
+def test_quantize_build_and_eval(run: Run, checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
+    assert run("quantize", checkpoint, "-o", tmp_path / "nvfp4", "--recipe", "nvfp4-all").exit_code == 0
+    again = run("quantize", checkpoint, "-o", tmp_path / "nvfp4")
+    assert isinstance(again.exception, ConfigError)
+    quantized = tmp_path / "nvfp4.bundle"
+    assert run("build", tmp_path / "nvfp4", "-o", quantized, "--recipe", "cpu-nvfp4").exit_code == 0
+    (tmp_path / "data.jsonl").write_text(
+        '{"text": "one two three four"}\n{"messages": [{"role": "user", "content": "x"}]}'
+    )
+    found = json.loads(
+        run("eval", "kl", quantized, "--against", bundle, "--data", tmp_path / "data.jsonl", "--json").stdout
+    )
+    assert found["texts"] == 2
+    assert 0 < found["kl"] < 1
+    alone = json.loads(run("eval", "ppl", quantized, "--data", tmp_path / "data.jsonl", "--json").stdout)
+    assert alone == {name: found[name] for name in ("texts", "tokens", "perplexity")}

@@ -1,0 +1,73 @@
+"""Texts to evaluate and calibrate on: JSONL of conversations, or plain text.
+
+A line of JSONL is ``{"messages": […], "tools": […]}`` in the OpenAI form (tools and other fields may be absent), or
+``{"text": "…"}``. Any other file is one text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from edgellm.errors import ConfigError, RequestError
+from edgellm.text.chat import ChatRenderer
+from edgellm.text.tokenizer import Tokenizer
+
+
+def token_texts(
+    path: Path, tokenizer: Tokenizer, renderer: ChatRenderer, *, limit: int | None, longest: int
+) -> Iterator[list[int]]:
+    """Token ids of each text, at least two of them, cut to `longest`.
+
+    A conversation ends as the template ends its last message; one that the user ends gets the opening of an answer.
+
+    Args:
+        limit: texts; all by default.
+
+    Raises:
+        ConfigError: the file cannot be read, holds no text, or a line is none of the above; names the line.
+    """
+    count = 0
+    for where, ids in _all(path, tokenizer, renderer):
+        if len(ids) < 2:
+            raise ConfigError(f"{where}: a text needs at least two tokens")
+        yield ids[:longest]
+        count += 1
+        if count == limit:
+            return
+    if not count:
+        raise ConfigError(f"{path} holds no text")
+
+
+def _all(path: Path, tokenizer: Tokenizer, renderer: ChatRenderer) -> Iterator[tuple[str, list[int]]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if path.suffix != ".jsonl":
+        yield str(path), tokenizer.encode(text, allow_special=False)
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield where, _entry(where, line, tokenizer, renderer)
+
+
+def _entry(where: str, line: str, tokenizer: Tokenizer, renderer: ChatRenderer) -> list[int]:
+    try:
+        entry: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}") from error
+    if isinstance(entry, dict) and isinstance(entry.get("text"), str):
+        return tokenizer.encode(entry["text"], allow_special=False)
+    messages = entry.get("messages") if isinstance(entry, dict) else None
+    if not isinstance(messages, list) or not messages:
+        raise ConfigError(f"{where} has neither messages nor a text")
+    try:
+        asked = isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
+        rendered = renderer.render(messages, tools=entry.get("tools"), add_generation_prompt=asked)
+    except RequestError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    return list(rendered.token_ids)

@@ -1,0 +1,134 @@
+"""Perplexity and divergence against the reference arithmetic; texts from files, with every bad line named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgellm.checkpoint.reader import Checkpoint
+from edgellm.checkpoint.synth import make_checkpoint
+from edgellm.engine.base import Executor
+from edgellm.engine.builder import build_bundle
+from edgellm.engine.bundle import Bundle
+from edgellm.engine.recipe import load_recipe
+from edgellm.engine.registry import open_executor
+from edgellm.engine.scripted import ScriptedExecutor
+from edgellm.errors import ConfigError
+from edgellm.graph.reference import ReferenceModel
+from edgellm.quantize.quality import measure_quality
+from edgellm.quantize.texts import token_texts
+from edgellm.text.chat import ChatRenderer
+from edgellm.text.tokenizer import Tokenizer
+
+TEXTS = [[5, 9, 200, 7, 7, 7, 31, *range(40, 60)], [1, 2], [300, 4]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint("tiny", tmp_path_factory.mktemp("quality") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def bundles(checkpoint: Path) -> dict[str, Path]:
+    names = ("cpu-f32", "cpu-int4")
+    return {name: build_bundle(checkpoint, checkpoint.parent / name, load_recipe(name)) for name in names}
+
+
+@pytest.fixture
+def executors(bundles: dict[str, Path]) -> Iterator[dict[str, Executor]]:
+    made = {name: open_executor(Bundle.open(path), slots=1, context=256, threads=1) for name, path in bundles.items()}
+    yield made
+    for executor in made.values():
+        executor.close()
+
+
+def log_probabilities(checkpoint: Path) -> list[Any]:
+    """By the reference arithmetic: for each text, rows of every predicted token."""
+    found = []
+    for ids in TEXTS:
+        logits, _ = ReferenceModel(Checkpoint.open(checkpoint)).run(np.array(ids[:-1]))
+        rows = logits.astype(np.float64)
+        found.append(
+            rows
+            - np.log(np.exp(rows - rows.max(-1, keepdims=True)).sum(-1, keepdims=True))
+            - rows.max(-1, keepdims=True)
+        )
+    return found
+
+
+def test_perplexity_is_that_of_the_reference_arithmetic(checkpoint: Path, executors: dict[str, Executor]) -> None:
+    rows = log_probabilities(checkpoint)
+    loss = [-row[place, ids[place + 1]] for ids, row in zip(TEXTS, rows, strict=True) for place in range(len(row))]
+    quality = measure_quality(TEXTS, executors["cpu-f32"])
+    assert (quality.texts, quality.tokens) == (3, len(loss))
+    assert quality.perplexity == pytest.approx(np.exp(np.mean(loss)), rel=1e-4)
+    assert quality.kl is None
+
+
+def test_a_bundle_agrees_with_itself_and_less_with_four_bits(executors: dict[str, Executor], bundles: Any) -> None:
+    with closing(open_executor(Bundle.open(bundles["cpu-f32"]), slots=1, context=256, threads=1)) as again:
+        same = measure_quality(TEXTS, executors["cpu-f32"], again)
+    assert same.kl == pytest.approx(0, abs=1e-9)
+    assert (same.top1, same.perplexity) == (1, same.reference_perplexity)
+    coarse = measure_quality(TEXTS, executors["cpu-int4"], executors["cpu-f32"])
+    assert coarse.reference_perplexity == same.perplexity
+    assert coarse.kl is not None
+    assert coarse.kl_p99 is not None
+    assert 1e-6 < coarse.kl < coarse.kl_p99
+
+
+def test_executors_that_cannot_be_compared(executors: dict[str, Executor]) -> None:
+    with pytest.raises(ConfigError, match="measured with verify"):
+        measure_quality(TEXTS, ScriptedExecutor(None, vocab_size=64, max_tree=0))
+    with pytest.raises(ConfigError, match="different vocabularies"):
+        measure_quality(TEXTS, executors["cpu-f32"], ScriptedExecutor(None, vocab_size=64))
+
+
+def read(checkpoint: Path, path: Path, **options: Any) -> list[list[int]]:
+    tokenizer = Tokenizer.load(checkpoint)
+    renderer = ChatRenderer.load(checkpoint, tokenizer)
+    return list(token_texts(path, tokenizer, renderer, **{"limit": None, "longest": 1000, **options}))
+
+
+def test_texts(checkpoint: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(checkpoint)
+    renderer = ChatRenderer.load(checkpoint, tokenizer)
+    asked = [{"role": "user", "content": "hi"}]
+    answered = [*asked, {"role": "assistant", "content": "hello"}]
+    file = tmp_path / "data.jsonl"
+    lines = [{"messages": asked, "subset": "x"}, {"messages": answered}, {"text": "plain text <|im_end|>"}]
+    file.write_text("\n\n".join(json.dumps(line) for line in lines))
+    first, second, third = read(checkpoint, file)
+    assert first == list(renderer.render(asked).token_ids)
+    assert second == list(renderer.render(answered, add_generation_prompt=False).token_ids)
+    assert tokenizer.decode(third) == "plain text <|im_end|>"
+    assert tokenizer.added["<|im_end|>"] not in third
+    assert read(checkpoint, file, limit=1, longest=3) == [first[:3]]
+    whole = tmp_path / "whole.txt"
+    whole.write_text("line one\n\nline two")
+    assert tokenizer.decode(read(checkpoint, whole)[0]) == "line one\n\nline two"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "holds no text"),
+        ("{", "line 1 is not JSON"),
+        ('{"text": "a b"}\n[]', "line 2 has neither messages nor a text"),
+        ('{"messages": []}', "line 1 has neither"),
+        ('{"messages": [{"role": "robot", "content": "x"}]}', "line 1: .*role"),
+        ('{"text": ""}', "line 1: a text needs at least two tokens"),
+    ],
+)
+def test_wrong_lines_are_named(checkpoint: Path, tmp_path: Path, text: str, named: str) -> None:
+    (tmp_path / "data.jsonl").write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        read(checkpoint, tmp_path / "data.jsonl")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(checkpoint, tmp_path / "absent.jsonl")
