@@ -27,7 +27,7 @@ _SAMPLING = {
     "min_p": "0 to 1",
     "presence_penalty": "-2 to 2",
     "frequency_penalty": "-2 to 2",
-    "repetition_penalty": "above 0, up to 10; over prompt and answer",
+    "repetition_penalty": "0.01 to 10; over prompt and answer",
     "logit_bias": "token id → -100 to 100, added to the token's logit",
     "seed": "choice i uses seed + i; left out: fresh randomness at temperatures above 0",
     "n": "choices per prompt",

@@ -39,7 +39,7 @@ def _sampling(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
         "min_p": between(0, 1),
         "presence_penalty": between(-2, 2),
         "frequency_penalty": between(-2, 2),
-        "repetition_penalty": between(0, 10),
+        "repetition_penalty": between(0.01, 10),
         "logit_bias": nullable("object", additionalProperties={"type": "number", "minimum": -100, "maximum": 100}),
         "seed": nullable("integer"),
         "n": nullable("integer", minimum=1, maximum=settings.max_n),

@@ -32,7 +32,7 @@ class SamplingParams:
     top_k: int = 0  # 0: off
     top_p: float = 1.0  # above 0, up to 1
     min_p: float = 0.0  # 0 to 1
-    repetition_penalty: float = 1.0  # above 0; logits of seen tokens are divided by it (multiplied when negative)
+    repetition_penalty: float = 1.0  # from 0.01; logits of seen tokens are divided by it (multiplied when negative)
     presence_penalty: float = 0.0  # -2 to 2
     frequency_penalty: float = 0.0  # -2 to 2
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # -100 to 100, added to the token's logit
@@ -49,7 +49,7 @@ class SamplingParams:
         _whole("top_k", self.top_k, 0)
         _real("top_p", self.top_p, 0.0, 1.0, above_low=True)
         _real("min_p", self.min_p, 0.0, 1.0)
-        _real("repetition_penalty", self.repetition_penalty, 0.0, 1e6, above_low=True)
+        _real("repetition_penalty", self.repetition_penalty, 0.01, 1e6)
         _real("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _real("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
         _whole("seed", self.seed, None)

@@ -27,6 +27,7 @@ from edgellm.errors import RequestError
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 2.3e-308),
         ("repetition_penalty", math.inf),
         ("presence_penalty", 2.5),
         ("frequency_penalty", math.nan),

@@ -122,7 +122,7 @@ def test_server_defaults_fill_what_is_left_out(llm: Any) -> None:
         ("stop", ["", 5, {}, ["a"] * 17, "x" * 2000]),
         ("presence_penalty", [-3, 3, "0"]),
         ("frequency_penalty", [-3, 3]),
-        ("repetition_penalty", [0, -1, 11]),
+        ("repetition_penalty", [0, 1e-3, 2.3e-308, -1, 11]),
         ("logit_bias", [[], 5]),
         ("stream", ["true", 1, 0]),
         ("stream_options", [True, []]),
