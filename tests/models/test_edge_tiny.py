@@ -21,7 +21,7 @@ from edgellm.runtime.llm import LLM
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "edge-tiny"))
 from edgetiny.scoring import Score, evaluate, summarize
 
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "get_weather",
@@ -56,11 +56,16 @@ def test_it_is_small_and_of_the_family() -> None:
     )
 
 
-def test_it_calls_the_function_of_the_readme(llm: LLM) -> None:
+@pytest.mark.parametrize("order", [("type", "properties", "required"), ("type", "required", "properties"),
+                                   ("properties", "required", "type")])  # fmt: skip
+def test_it_calls_the_function_of_the_readme(llm: LLM, order: tuple[str, ...]) -> None:
+    """However the program that sends it orders the keys of the schema."""
+    function = WEATHER["function"]
+    ordered = {**function, "parameters": {key: function["parameters"][key] for key in order}}
     answer = llm.chat(
         [{"role": "user", "content": "What is the weather in Lisbon in celsius?"}],
         SamplingParams(max_tokens=64),
-        tools=[WEATHER],
+        tools=[{"type": "function", "function": ordered}],
         enable_thinking=False,
     )
     [call] = answer.tool_calls
@@ -73,6 +78,6 @@ def test_held_out_conversations(llm: LLM) -> None:
     scores: list[Score] = [evaluate(llm, 5, index, kind) for index, kind in enumerate(kinds)]
     found: dict[str, Any] = summarize(scores)
     print(found)
-    assert found["valid_call_rate"] >= 0.5
-    assert found["exact_call_rate"] >= 0.35
+    assert found["valid_call_rate"] >= 0.6
+    assert found["exact_call_rate"] >= 0.5
     assert found["mean_accepted_length"] >= 3.0

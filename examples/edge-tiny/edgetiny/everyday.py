@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any, Final
 
-from edgetiny.functions import Field, Function, Style, joined
+from edgetiny.functions import Field, Function, Style, joined, some_order
 from edgetiny.topics import TOPICS
 
 _TYPES: Final = {"num": "number", "count": "integer", "level": "integer", "flag": "boolean"}
@@ -19,7 +19,7 @@ def everyday(rng: Random) -> Function:
     fields = tuple(_field(style, rng, *parameter) for parameter in topic.parameters)
     verb, _, thing = topic.names[0].partition(" ")
     name = joined(rng.choice(topic.names), style)
-    return Function(name, verb, thing or verb, fields, topic.description, style, topic.requests)
+    return Function(name, verb, thing or verb, fields, topic.description, style, topic.requests, order=some_order(rng))
 
 
 def _field(style: Style, rng: Random, label: str, role: str, choices: tuple[str, ...], optional: bool) -> Field:

@@ -7,9 +7,17 @@ parameter.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from random import Random
+from typing import Any, Final, Literal
 
 Style = Literal["snake", "camel", "dotted"]
+# How programs order the keys of an object schema, the usual way first.
+ORDERS: Final = (
+    ("type", "properties", "required"),
+    ("type", "required", "properties"),
+    ("properties", "required", "type"),
+    ("required", "type", "properties"),
+)
 
 
 @dataclass(frozen=True)
@@ -48,16 +56,21 @@ class Function:
     style: Style = "snake"
     requests: tuple[str, ...] = ()  # how people ask for it, besides the general ways; see `topics`
     schema_order: tuple[str, ...] = field(default=("type", "description", "enum", "items", "properties", "default"))
+    order: tuple[str, ...] = ORDERS[0]  # of the keys of `parameters`
 
     def tool(self) -> dict[str, Any]:
         """The function in the OpenAI form."""
         properties = {f.name: {k: f.schema[k] for k in self.schema_order if k in f.schema} for f in self.fields}
         required = [f.name for f in self.fields if f.required]
-        parameters = {"type": "object", "properties": properties, "required": required}
-        if not required:
-            del parameters["required"]
+        parts = {"type": "object", "properties": properties, "required": required}
+        parameters = {key: parts[key] for key in self.order if parts[key] or key != "required"}
         body = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": body}
+
+
+def some_order(rng: Random) -> tuple[str, ...]:
+    """An order of the keys of `parameters`, mostly the usual one."""
+    return ORDERS[0] if rng.random() < 0.75 else rng.choice(ORDERS[1:])
 
 
 def joined(words: str, style: Style) -> str:

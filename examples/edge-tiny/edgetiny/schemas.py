@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from edgetiny import lists, values
 from edgetiny.everyday import everyday
-from edgetiny.functions import Field, Function, Style, joined
+from edgetiny.functions import ORDERS, Field, Function, Style, joined, some_order
 from edgetiny.values import Value
 from edgetiny.words import Lexicon, a, plural
 
@@ -100,7 +100,8 @@ class SchemaMaker:
                 fields.append(made)
         order = Function.schema_order if rng.random() < 0.85 else ("description", *Function.schema_order)
         name, description = self._name(verb, thing, style), self._description(verb, thing)
-        return Function(name, verb, thing, tuple(fields), description, style, (), tuple(dict.fromkeys(order)))
+        keys = some_order(rng) if self.lex.split == "train" else ORDERS[0]
+        return Function(name, verb, thing, tuple(fields), description, style, (), tuple(dict.fromkeys(order)), keys)
 
     def field(self, style: Style, *, required: bool, roles: tuple[str, ...] = ()) -> Field:
         """A parameter."""
