@@ -1,1 +1,1 @@
-"""From float32 matrices to NVFP4: rounding to nearest, and a search of the block scales."""
+"""NVFP4 checkpoints from plain ones, and how well a bundle predicts text."""
