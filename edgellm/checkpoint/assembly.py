@@ -74,11 +74,11 @@ class Matrix:
             case "plain":
                 return PlainWeight(data, self.kind)
             case "nvfp4":
-                blocks, factor = _array(self.scales["weight_scale"]), self._positive("weight_scale_2")
+                blocks, factor = _array(self.scales["weight_scale"]), _positive(self.scales["weight_scale_2"])
                 return Nvfp4Weight(Nvfp4(data, blocks, factor), self._given("input_scale"))
             case "nvfp4_ct":
                 inverse = self._given("input_global_scale")
-                blocks, divisor = _array(self.scales["weight_scale"]), self._positive("weight_global_scale")
+                blocks, divisor = _array(self.scales["weight_scale"]), _positive(self.scales["weight_global_scale"])
                 return Nvfp4Weight(
                     Nvfp4(data, blocks, divisor, divides=True), None if inverse is None else np.float32(1) / inverse
                 )
@@ -94,11 +94,8 @@ class Matrix:
                     raise self._wrong("weight_scale_inv", f"has shape {list(scales.shape)} with tiles of {list(tile)}")
                 return Fp8BlockWeight(data, scales, tile)
 
-    def _positive(self, leaf: str) -> np.float32:
-        return _positive(self.scales[leaf])
-
     def _given(self, leaf: str) -> np.float32 | None:
-        return self._positive(leaf) if leaf in self.scales else None
+        return _positive(self.scales[leaf]) if leaf in self.scales else None
 
     def _wrong(self, leaf: str, problem: str) -> CheckpointError:
         file, name = self.scales[leaf]

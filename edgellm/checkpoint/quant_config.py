@@ -125,12 +125,11 @@ def _modelopt(given: Fields, excluded: Any, kv: str | None) -> QuantConfig:
     name = given.text("quant_algo")
     if name != _MIXED:
         return QuantConfig(given.where, _algorithm(given, name), {}, patterns, kv)
-    listed = given.child("quantized_layers")
     layers: dict[str, str] = {}
-    for module in listed.values if listed is not None else ():
-        layer = listed.child(module) if listed is not None else None
-        if layer is not None:
-            layers[module] = _algorithm(layer, layer.text("quant_algo"))
+    if (listed := given.child("quantized_layers")) is not None:
+        for module in listed.values:
+            if (layer := listed.child(module)) is not None:
+                layers[module] = _algorithm(layer, layer.text("quant_algo"))
     return QuantConfig(given.where, None, layers, patterns, kv)
 
 

@@ -18,13 +18,17 @@ _FIRST: Final = 4  # tokens of a draft until drafts are taken whole
 
 
 class Prediction:
-    """The predicted tokens with an index of their runs, 24 bytes a token. Immutable; several answers may share one."""
+    """The predicted tokens with an index of their runs, 24 bytes a token. Immutable; several answers may share one.
 
-    __slots__ = ("_places", "_runs", "tokens")
+    `least` and `greatest` bound the tokens and 0.
+    """
+
+    __slots__ = ("_places", "_runs", "greatest", "least", "tokens")
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = tuple(tokens)
         ids = np.array(self.tokens, np.int64)
+        self.least, self.greatest = int(ids.min(initial=0)), int(ids.max(initial=0))
         runs = ids[: len(ids) - 2] << 2 * _BITS | ids[1:-1] << _BITS | ids[2:] if len(ids) >= _RUN else ids[:0]
         order = np.argsort(runs, kind="stable")
         self._runs, self._places = runs[order], order + _RUN

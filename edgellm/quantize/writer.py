@@ -79,6 +79,7 @@ class _Job:
     ) -> None:
         self._checkpoint, self._out, self._groups, self._progress = checkpoint, out, groups, progress
         self._state: dict[str, Any] = {}
+        self._amaxes: dict[str, np.float32] = {}  # of what was looked at: fused parts ask for each other's
         self._done = 0
         self._total = sum(path.stat().st_size for path in checkpoint.weight_files)
 
@@ -200,11 +201,13 @@ class _Job:
         return found, (lost / squares) ** 0.5 if squares else 0.0
 
     def _amax(self, module: str) -> np.float32:
-        weight = self._checkpoint.weight(f"{module}.weight")
-        try:
-            return max(checked_amax(weight.to_float32(rows)) for rows in row_pieces(weight.shape))
-        except ValueError as error:
-            raise ConfigError(f"{module}.weight cannot be quantized: {error}") from error
+        if module not in self._amaxes:
+            weight = self._checkpoint.weight(f"{module}.weight")
+            try:
+                self._amaxes[module] = max(checked_amax(weight.to_float32(rows)) for rows in row_pieces(weight.shape))
+            except ValueError as error:
+                raise ConfigError(f"{module}.weight cannot be quantized: {error}") from error
+        return self._amaxes[module]
 
     def _advance(self, size: int) -> None:
         self._done += size

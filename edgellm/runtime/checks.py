@@ -39,7 +39,8 @@ def check_request(request: Request, info: ExecutorInfo) -> TokenKey:
             code="invalid_value",
         )
     request.sampling.check_vocab(info.vocab_size)
-    if request.prediction is not None and not all(0 <= token < info.vocab_size for token in request.prediction.tokens):
+    predicted = request.prediction
+    if predicted is not None and not (predicted.least == 0 and predicted.greatest < info.vocab_size):
         raise RequestError(f"prediction: tokens must be 0 to {info.vocab_size - 1}", param="prediction")
     priority, duration = request.cache.priority, request.cache.duration_s
     if priority is not None and not 0 <= priority <= 100:
