@@ -36,16 +36,21 @@ class Binding:
     outputs: Mapping[str, Array]
 
 
+def open_session(path: Path, threads: int) -> ort.InferenceSession:
+    """A session on the CPU whose failures come back as exceptions and are not logged."""
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
+    options.log_severity_level = 4
+    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
 class BoundGraph:
     """An inference session and its most recent bindings."""
 
     def __init__(self, path: Path, threads: int) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.add_session_config_entry("session.intra_op.spin_duration_us", str(_SPIN_MICROSECONDS))
-        options.log_severity_level = 4  # failures come back as exceptions
-        self._session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self._session = open_session(path, threads)
         self._inputs = [value.name for value in self._session.get_inputs()]
         self._outputs = [value.name for value in self._session.get_outputs()]
         self._bindings: OrderedDict[Hashable, Binding] = OrderedDict()

@@ -24,19 +24,24 @@ def add_decoder(g: GraphBuilder, lowering: Lowering, batch: Dim) -> None:
     ids = g.input("input_ids", np.int64, [batch, "S"])
     rows = g.input("logit_rows", np.int64, ["R"])
     residual, update = ops.embed(g, ids), ""
-    for i, kind in enumerate(spec.layers):
-        name = f"layers.{i}"
-        residual, x = add_norm(g, lowering, residual, update, f"{name}.input_layernorm.weight")
-        if kind == "full_attention":
-            update = attention(g, lowering, f"{name}.self_attn", (f"k_{i}", f"v_{i}"), x)
-        else:
-            update = delta_net(g, lowering, i, x)
-        residual, x = add_norm(g, lowering, residual, update, f"{name}.post_attention_layernorm.weight")
-        update = mlp(g, lowering, f"{name}.mlp", x)
+    for layer in range(len(spec.layers)):
+        residual, update = decoder_layer(g, lowering, layer, residual, update)
     hidden = g.output("hidden", np.float32, [batch, "S", spec.hidden])
     add_norm(g, lowering, residual, update, "norm.weight", hidden)
     picked = g.op("Gather", [g.reshape(hidden, [-1, spec.hidden]), rows], axis=0)
     ops.logits(g, picked, head_part(ops.source), g.output("logits", np.float32, ["R", spec.vocab]))
+
+
+def decoder_layer(g: GraphBuilder, lowering: Lowering, layer: int, residual: str, update: str) -> tuple[str, str]:
+    """One layer: its sum is residual + update, before and after; `update` is empty before the first layer."""
+    name = f"layers.{layer}"
+    residual, x = add_norm(g, lowering, residual, update, f"{name}.input_layernorm.weight")
+    if lowering.ops.source.spec.layers[layer] == "full_attention":
+        update = attention(g, lowering, f"{name}.self_attn", (f"k_{layer}", f"v_{layer}"), x)
+    else:
+        update = delta_net(g, lowering, layer, x)
+    residual, x = add_norm(g, lowering, residual, update, f"{name}.post_attention_layernorm.weight")
+    return residual, mlp(g, lowering, f"{name}.mlp", x)
 
 
 def add_norm(

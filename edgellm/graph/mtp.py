@@ -30,11 +30,18 @@ def add_mtp(g: GraphBuilder, lowering: Lowering, draft_vocab: Sequence[int] | No
     Args:
         draft_vocab: token ids the head may propose; all by default.
     """
+    hidden = mtp_layer(g, lowering)
+    rows = g.input("logit_rows", np.int64, ["R"])
+    picked = g.op("Gather", [g.reshape(hidden, [-1, lowering.ops.source.spec.hidden]), rows], axis=0)
+    _add_best(g, lowering, picked, draft_vocab)
+
+
+def mtp_layer(g: GraphBuilder, lowering: Lowering) -> str:
+    """What `add_mtp` adds, up to hidden_out, whose name it returns."""
     ops = lowering.ops
     spec = ops.source.spec
     ids = g.input("input_ids", np.int64, [1, "S"])
     hidden_in = g.input("hidden_in", np.float32, [1, "S", spec.hidden])
-    rows = g.input("logit_rows", np.int64, ["R"])
     pair = [
         ops.norm(g, ops.embed(g, ids), norm_scale(g, ops.source, "mtp.pre_fc_norm_embedding.weight")),
         ops.norm(g, hidden_in, norm_scale(g, ops.source, "mtp.pre_fc_norm_hidden.weight")),
@@ -47,8 +54,7 @@ def add_mtp(g: GraphBuilder, lowering: Lowering, draft_vocab: Sequence[int] | No
     residual, x = add_norm(g, lowering, residual, update, f"{name}.post_attention_layernorm.weight")
     hidden = g.output("hidden_out", np.float32, [1, "S", spec.hidden])
     add_norm(g, lowering, residual, mlp(g, lowering, f"{name}.mlp", x), "mtp.norm.weight", hidden)
-    picked = g.op("Gather", [g.reshape(hidden, [-1, spec.hidden]), rows], axis=0)
-    _add_best(g, lowering, picked, draft_vocab)
+    return hidden
 
 
 def _add_best(g: GraphBuilder, lowering: Lowering, rows: str, draft_vocab: Sequence[int] | None) -> None:

@@ -24,12 +24,16 @@ class Recipe:
     mtp: the MTP layer's matrices too.
     only: patterns of the modules to quantize; none: all that the other fields allow.
     spare: patterns of modules to leave as they are.
+    weight_only: activations stay as they are (W4A16) although texts to calibrate on are given.
+    feedback: with such texts, each column of a matrix makes up for the errors of those before it.
     """
 
     lm_head: bool = False
     mtp: bool = False
     only: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
+    weight_only: bool = False
+    feedback: bool = False
 
 
 RECIPES: Final[Mapping[str, Recipe]] = {

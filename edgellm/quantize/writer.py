@@ -11,7 +11,7 @@ import hashlib
 import importlib.metadata
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,11 +27,15 @@ from edgellm.checkpoint.safetensors_file import DTYPES, TensorFile, write_safete
 from edgellm.checkpoint.tokenizer_files import read_json
 from edgellm.errors import ConfigError
 from edgellm.progress import Progress
+from edgellm.quantize.calibrate import calibrate
+from edgellm.quantize.calibration import Calibration, nvfp4_tensors
+from edgellm.quantize.global_scales import GlobalScales
 from edgellm.quantize.plan import Recipe, chosen_modules
-from edgellm.quantize.rounding import checked_amax, global_scale_of, row_pieces
+from edgellm.quantize.rounding import row_pieces
 from edgellm.quantize.search import search_scales
 
 STATE_FILE: Final = "quantize-state.json"
+CALIBRATION: Final = "calibration"  # folder
 REPORT_FILE: Final = "quantize-report.json"
 _NOT_COPIED: Final = ("config.json", INDEX_FILE, QUANT_FILE, STATE_FILE, REPORT_FILE)
 _Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -43,30 +47,44 @@ class Error:
 
     module: str
     relative: float  # root of (sum of squared errors / sum of squared weights)
+    output: float | None = None  # the same of the module's outputs on the calibration texts; with error feedback only
 
 
 def quantize_checkpoint(
-    source: str | Path, out: str | Path, recipe: Recipe, *, progress: Progress | None = None
+    source: str | Path,
+    out: str | Path,
+    recipe: Recipe,
+    *,
+    texts: Sequence[Sequence[int]] = (),
+    threads: int | None = None,
+    progress: Progress | None = None,
 ) -> list[Error]:
     """Write the checkpoint `source` to the folder `out` with its matrices in NVFP4; what each of them lost.
 
-    Activations stay as they are (W4A16): there is no ``input_scale``.
-
     Args:
-        progress: called with ("quantize", bytes of the source done, bytes in all).
+        texts: token ids of texts to calibrate on, two at least of each. They give the scales of activations and of an
+            FP8 KV cache; without them activations stay as they are (W4A16) and nothing is said of the KV cache.
+        threads: of calibration; one for each physical core by default.
+        progress: called with ("calibrate", layers done, layers in all) and ("quantize", bytes of the source done,
+            bytes in all).
 
     Raises:
         CheckpointError: the source is broken.
-        ConfigError: it is quantized already, `out` holds something else, or the recipe fits no module.
+        ConfigError: it is quantized already, `out` holds something else, the recipe fits no module or needs texts, or
+            a module cannot be calibrated or quantized.
     """
+    if recipe.feedback and not texts:
+        raise ConfigError("error feedback needs texts to calibrate on")
     checkpoint, target = Checkpoint.open(source), Path(out)
     matrices = [name for name, shape in checkpoint.spec.expected_tensors().items() if len(shape) == 2]
     kinds = {name: checkpoint.kind(name) for name in matrices}
     if quantized := [name for name, kind in kinds.items() if kind not in PLAIN.values()]:
         raise ConfigError(f"{checkpoint.path} is quantized already: {quantized[0]} is {kinds[quantized[0]]}")
     groups = chosen_modules(recipe, checkpoint.spec.expected_tensors())
-    job = _Job(checkpoint, target, groups, progress)
-    job.begin(recipe)
+    job = _Job(checkpoint, target, groups, recipe, progress)
+    job.begin(texts)
+    if texts:
+        job.calibrate(texts, threads)
     for path in checkpoint.weight_files:
         job.shard(path)
     job.finish()
@@ -75,11 +93,18 @@ def quantize_checkpoint(
 
 class _Job:
     def __init__(
-        self, checkpoint: Checkpoint, out: Path, groups: Mapping[str, tuple[str, ...]], progress: Progress | None
+        self,
+        checkpoint: Checkpoint,
+        out: Path,
+        groups: Mapping[str, tuple[str, ...]],
+        recipe: Recipe,
+        progress: Progress | None,
     ) -> None:
-        self._checkpoint, self._out, self._groups, self._progress = checkpoint, out, groups, progress
+        self._checkpoint, self._out, self._groups, self._recipe = checkpoint, out, groups, recipe
+        self._progress = progress
         self._state: dict[str, Any] = {}
-        self._amaxes: dict[str, np.float32] = {}  # of what was looked at: fused parts ask for each other's
+        self._scales = GlobalScales(checkpoint, groups)
+        self._calibration: Calibration | None = None
         self._done = 0
         self._total = sum(path.stat().st_size for path in checkpoint.weight_files)
 
@@ -87,14 +112,19 @@ class _Job:
     def errors(self) -> list[Error]:
         return [Error(**entry) for shard in self._state["shards"].values() for entry in shard["errors"]]
 
-    def begin(self, recipe: Recipe) -> None:
+    def begin(self, texts: Sequence[Sequence[int]]) -> None:
         """Make the folder, or find what an earlier run of the same job left."""
         state_file = self._out / STATE_FILE
         digest = hashlib.sha256()
         for path in (*self._checkpoint.weight_files, self._checkpoint.path / "config.json"):
             status = path.stat()
             digest.update(f"{path.resolve()} {status.st_size} {status.st_mtime_ns}\n".encode())
-        job = {"source": digest.hexdigest(), "recipe": asdict(recipe), "edgellm": importlib.metadata.version("edgellm")}
+        job = {
+            "source": digest.hexdigest(),
+            "texts": hashlib.sha256(json.dumps([list(text) for text in texts]).encode()).hexdigest(),
+            "recipe": asdict(self._recipe),
+            "edgellm": importlib.metadata.version("edgellm"),
+        }
         job = json.loads(json.dumps(job))
         if state_file.is_file():
             self._state = read_json(state_file)
@@ -106,6 +136,19 @@ class _Job:
             self._out.mkdir(parents=True, exist_ok=True)
             self._state = {"job": job, "shards": {}}
             self._save()
+
+    def calibrate(self, texts: Sequence[Sequence[int]], threads: int | None) -> None:
+        """Find the scales of activations and caches, and with error feedback the matrices."""
+        self._calibration = calibrate(
+            self._checkpoint,
+            texts,
+            self._out / CALIBRATION,
+            self._scales,
+            list(self._groups),
+            feedback=self._recipe.feedback,
+            threads=threads,
+            progress=self._progress,
+        )
 
     def shard(self, path: Path) -> None:
         """Quantize one file of the source, unless that is done."""
@@ -136,6 +179,7 @@ class _Job:
         _write_json(self._out / QUANT_FILE, claim)
         config = {**self._checkpoint.config, "quantization_config": _in_config(claim)}
         _write_json(self._out / "config.json", config)
+        shutil.rmtree(self._out / CALIBRATION, ignore_errors=True)
         (self._out / STATE_FILE).unlink()
         self._advance(self._total)  # headers are not counted on the way
 
@@ -150,8 +194,8 @@ class _Job:
         return {
             "producer": {"name": "edgellm", "version": importlib.metadata.version("edgellm")},
             "quantization": {
-                "quant_algo": "W4A16_NVFP4",
-                "kv_cache_quant_algo": None,
+                "quant_algo": "NVFP4" if self._activations else "W4A16_NVFP4",
+                "kv_cache_quant_algo": "FP8" if self._calibration else None,
                 "group_size": BLOCK,
                 "exclude_modules": spared,
             },
@@ -161,53 +205,64 @@ class _Job:
         layout: _Layout = {}
         for name, entry in file.entries.items():
             module = name.removesuffix(".weight")
-            if canonical(module) not in self._groups:
+            if canonical(module) in self._groups:
+                rows, columns = entry.shape
+                layout[name] = (np.dtype(np.uint8), (rows, columns // 2))
+                layout[f"{module}.weight_scale"] = (E4M3, (rows, columns // BLOCK))
+                layout[f"{module}.weight_scale_2"] = (np.dtype(np.float32), ())
+            else:
                 layout[name] = (DTYPES[entry.dtype], entry.shape)
-                continue
-            rows, columns = entry.shape
-            layout[name] = (np.dtype(np.uint8), (rows, columns // 2))
-            layout[f"{module}.weight_scale"] = (E4M3, (rows, columns // BLOCK))
-            layout[f"{module}.weight_scale_2"] = (np.dtype(np.float32), ())
+            layout |= {f"{module}.{leaf}": (np.dtype(np.float32), ()) for leaf in self._found(canonical(module))}
         return layout
 
     def _tensors(self, file: TensorFile, errors: list[Error]) -> Iterator[NDArray[Any]]:
         for name, entry in file.entries.items():
             module = canonical(name.removesuffix(".weight"))
             if module in self._groups:
-                matrix, lost = self._quantized(module)
-                errors.append(Error(module, lost))
-                yield matrix.packed
-                yield matrix.block_scales
-                yield np.array(matrix.global_scale, np.float32)
+                matrix, error = self._quantized(module)
+                errors.append(error)
+                yield from nvfp4_tensors(module, matrix).values()
             else:
                 yield file.tensor(name)
+            yield from (np.array(scale, np.float32) for scale in self._found(module).values())
             self._advance(entry.stop - entry.start)
 
-    def _quantized(self, module: str) -> tuple[Nvfp4, float]:
+    @property
+    def _activations(self) -> bool:
+        return self._calibration is not None and not self._recipe.weight_only
+
+    def _found(self, module: str) -> dict[str, np.float32]:
+        """What calibration adds to a module: tensor's last name → value."""
+        scales: dict[str, np.float32] = {}
+        if self._calibration is None:
+            return scales
+        if self._activations and module in self._groups:
+            scales["input_scale"] = self._calibration.input_scale(module)
+        for part in "kv":
+            if module.endswith(f".self_attn.{part}_proj"):
+                scales[f"{part}_scale"] = self._calibration.kv_scale(module.removesuffix("_proj"))
+        return scales
+
+    def _quantized(self, module: str) -> tuple[Nvfp4, Error]:
         weight = self._checkpoint.weight(f"{module}.weight")
-        largest = max(self._amax(part) for part in self._groups[module])
-        # Twice the smallest one that fits: blocks near the largest value can take a higher scale too.
-        scale = np.float32(2) * global_scale_of(largest)
+        scale = self._scales.of(module)
+        made = self._calibration.matrix(module) if self._calibration else None
         packed, block_scales = [], []
         squares = lost = 0.0
         for rows in row_pieces(weight.shape):
             values: F32 = weight.to_float32(rows)
-            piece = search_scales(values, global_scale=scale)
-            packed.append(piece.packed)
-            block_scales.append(piece.block_scales)
+            if made is None:
+                piece = search_scales(values, global_scale=scale)
+                packed.append(piece.packed)
+                block_scales.append(piece.block_scales)
+                kept = piece.to_float32()
+            else:
+                kept = made.to_float32(rows)
             squares += float(np.square(values, dtype=np.float64).sum())
-            lost += float(np.square(values - piece.to_float32(), dtype=np.float64).sum())
-        found = Nvfp4(np.concatenate(packed), np.concatenate(block_scales), scale)
-        return found, (lost / squares) ** 0.5 if squares else 0.0
-
-    def _amax(self, module: str) -> np.float32:
-        if module not in self._amaxes:
-            weight = self._checkpoint.weight(f"{module}.weight")
-            try:
-                self._amaxes[module] = max(checked_amax(weight.to_float32(rows)) for rows in row_pieces(weight.shape))
-            except ValueError as error:
-                raise ConfigError(f"{module}.weight cannot be quantized: {error}") from error
-        return self._amaxes[module]
+            lost += float(np.square(values - kept, dtype=np.float64).sum())
+        found = made or Nvfp4(np.concatenate(packed), np.concatenate(block_scales), scale)
+        output = self._calibration.output_error(module) if self._calibration else None
+        return found, Error(module, (lost / squares) ** 0.5 if squares else 0.0, output)
 
     def _advance(self, size: int) -> None:
         self._done += size
@@ -223,11 +278,16 @@ class _Job:
 def _in_config(claim: Mapping[str, Any]) -> dict[str, Any]:
     """The same in the form of ``config.json``."""
     said = claim["quantization"]
-    weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": BLOCK}
+    form = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": BLOCK}
+    group: dict[str, Any] = {"weights": form, "targets": ["Linear"]}
+    if said["quant_algo"] == "NVFP4":
+        group["input_activations"] = form
+    kv = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} if said["kv_cache_quant_algo"] else {}
     return {
         "quant_method": "modelopt",
         "quant_algo": said["quant_algo"],
-        "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+        "config_groups": {"group_0": group},
+        **kv,
         "ignore": said["exclude_modules"],
         "producer": claim["producer"],
     }
