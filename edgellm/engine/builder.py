@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from edgellm.checkpoint.quantized_weights import Nvfp4Weight
 from edgellm.checkpoint.reader import Checkpoint
 from edgellm.engine.bundle import list_files, staged
 from edgellm.engine.manifest import MANIFEST_FILE, Manifest
@@ -46,10 +47,12 @@ def build_bundle(
     context = recipe.context or source.spec.max_positions
     if context > source.spec.max_positions:
         raise ConfigError(f"context {context} exceeds the checkpoint's {source.spec.max_positions} positions")
+    if recipe.activations == "nvfp4" and not _has_input_scales(source):
+        raise ConfigError("the recipe rounds activations to NVFP4 but the checkpoint has no input_scale: it is W4A16")
     target = Path(out)
     with staged(target, force=force) as folder:
         digest = source.content_hash(lambda done, total: _report(progress, "checkpoint", done, total))
-        form = WeightFormat(recipe.precision, recipe.block_size, recipe.accuracy_level)
+        form = recipe.weight_format()
         kv_scales = _kv_scales(source) if recipe.kv == "fp8" else None
         build_ort_graphs(source, folder, form, positions=context, kv_scales=kv_scales, progress=progress)
         for path in source.tokenizer_files:
@@ -75,6 +78,12 @@ def build_bundle(
     return target
 
 
+def _has_input_scales(source: Checkpoint) -> bool:
+    matrices = [name for name, shape in source.spec.expected_tensors().items() if len(shape) == 2]
+    weights = (source.weight(name) for name in matrices)
+    return any(isinstance(weight, Nvfp4Weight) and weight.input_scale is not None for weight in weights)
+
+
 def _kv_scales(source: Checkpoint) -> dict[str, float]:
     """Scale of each cache: the checkpoint's, or 1."""
     caches = {f"layers.{layer}.self_attn": (f"k_{layer}", f"v_{layer}") for layer in source.spec.full_layers}
@@ -94,11 +103,14 @@ def _precision(form: WeightFormat, recipe: Recipe) -> dict[str, str]:
 
     exact = form.precision == "nvfp4"
     matrices = form.matrix("nvfp4" if exact else "bf16")
+    activations = "int8" if matrices and form.accuracy_level == 4 else "f32"
+    if form.activations == "nvfp4":
+        activations = "values of NVFP4, as f32"
     return {
         "matrices": f"NVFP4 exactly as {stored(matrices)}, others f32" if exact else stored(matrices),
         "embedding, decay and rate projections": stored(form.sensitive),
         "norms, convolution": "f32",
-        "activations of matrix products": "int8" if matrices and form.accuracy_level == 4 else "f32",
+        "activations of matrix products": activations,
         "recurrent state": "f32",
         "KV rows": "values of E4M3, as f32" if recipe.kv == "fp8" else "f32",
     }

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, get_args
 
 from edgellm.decode.params import SpeculationParams
 from edgellm.errors import ConfigError, RequestError
-from edgellm.graph.encodings import Precision
+from edgellm.graph.encodings import Activations, Precision, WeightFormat
 from edgellm.graph.tree import MAX_TREE
 
 Target = Literal["ort-cpu"]
@@ -35,6 +35,7 @@ class Recipe:
     precision: Precision = "f32"  # of the large matrices
     block_size: int = 32  # columns that share a scale (int8, int4)
     accuracy_level: int = 4  # 4: products on activations rounded to int8 (fast); 0: on float32 activations
+    activations: Activations = "f32"  # "nvfp4": rounded as a device that computes in W4A4 rounds them
     kv: KvForm = "f32"  # "fp8": rows of the KV caches have the values that an FP8 cache holds (stored as float32)
     block_tokens: int = 64  # tokens of a cache block
     tree_nodes: int = 16  # most nodes of one verify, root included
@@ -45,6 +46,7 @@ class Recipe:
     def __post_init__(self) -> None:
         _choice("target", self.target, get_args(Target))
         _choice("precision", self.precision, get_args(Precision))
+        _choice("activations", self.activations, get_args(Activations))
         _choice("kv", self.kv, get_args(KvForm))
         _choice("block_size", self.block_size, (16, 32, 64, 128, 256))
         _choice("accuracy_level", self.accuracy_level, (0, 4))
@@ -53,6 +55,11 @@ class Recipe:
         _integer("prefill_chunk", self.prefill_chunk, 1, 8192)
         if self.context is not None:
             _integer("context", self.context, 1, MAX_CONTEXT)
+        self.weight_format()
+
+    def weight_format(self) -> WeightFormat:
+        """How the matrices are stored and multiplied."""
+        return WeightFormat(self.precision, self.block_size, self.accuracy_level, self.activations)
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str) -> Recipe:

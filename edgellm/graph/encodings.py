@@ -18,6 +18,7 @@ from edgellm.checkpoint.weights import Rows, Weight, WeightKind
 from edgellm.errors import ConfigError
 
 Precision = Literal["f32", "int8", "int4", "nvfp4"]
+Activations = Literal["f32", "nvfp4"]
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 
@@ -82,11 +83,14 @@ class WeightFormat:
 
     "nvfp4" keeps the matrices that a checkpoint has in NVFP4, without a change of value, and float32 of all others.
     `accuracy_level` is the one of MatMulNBits: 4 rounds activations to 8 bits by blocks (fast), 0 keeps them float32.
+    With `activations` "nvfp4" those that go into matrices with an ``input_scale`` have the values that NVFP4 holds, as
+    on a device that multiplies NVFP4 with NVFP4 (W4A4); slow.
     """
 
     precision: Precision = "f32"
     block: int = 32
     accuracy_level: int = 4
+    activations: Activations = "f32"
 
     def __post_init__(self) -> None:
         if self.precision not in get_args(Precision):
@@ -94,6 +98,12 @@ class WeightFormat:
             raise ConfigError(f"weight precision must be one of {known}, not {self.precision!r}")
         if self.accuracy_level not in (0, 4):
             raise ConfigError(f"accuracy level must be 0 or 4, not {self.accuracy_level}")
+        if self.activations not in get_args(Activations):
+            raise ConfigError(
+                f"activations must be one of {', '.join(get_args(Activations))}, not {self.activations!r}"
+            )
+        if self.activations == "nvfp4" and (self.accuracy_level != 0 or self.precision not in ("f32", "nvfp4")):
+            raise ConfigError("activations in nvfp4 need precision nvfp4 or f32, and accuracy_level 0")
 
     def matrix(self, kind: WeightKind) -> BlockFormat | None:
         """Of a large matrix that the checkpoint has as `kind`; None is float32."""

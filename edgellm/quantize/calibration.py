@@ -51,8 +51,8 @@ class Calibration:
         """The module's matrix with error feedback; None without."""
         if f"{module}.weight" not in self._files:
             return None
-        packed, scales, scale = (self._tensor(f"{module}.{leaf}") for leaf in NVFP4_LEAVES)
-        return Nvfp4(packed, scales, np.float32(scale))
+        packed, scales = self._tensor(f"{module}.weight"), self._tensor(f"{module}.weight_scale")
+        return Nvfp4(packed, scales, self._value(f"{module}.weight_scale_2"))
 
     def output_error(self, module: str) -> float | None:
         """Root of (mean squared error of the outputs / mean square of the outputs); None without error feedback."""
@@ -65,10 +65,10 @@ class Calibration:
         return self._files[name].tensor(name)
 
 
-NVFP4_LEAVES = ("weight", "weight_scale", "weight_scale_2")
-
-
 def nvfp4_tensors(module: str, matrix: Nvfp4) -> dict[str, NDArray[Any]]:
     """A matrix as the tensors of a file, in ModelOpt's layout."""
-    values = (matrix.packed, matrix.block_scales, np.array(matrix.global_scale, np.float32))
-    return {f"{module}.{leaf}": value for leaf, value in zip(NVFP4_LEAVES, values, strict=True)}
+    return {
+        f"{module}.weight": matrix.packed,
+        f"{module}.weight_scale": matrix.block_scales,
+        f"{module}.weight_scale_2": np.array(matrix.global_scale, np.float32),
+    }

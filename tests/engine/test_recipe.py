@@ -42,6 +42,9 @@ def test_a_recipe_file(tmp_path: Path) -> None:
         ("speculation = 3", "speculation must be a table"),
         ("[speculation]\nsteps = -1", "speculation.steps must be at least 0"),
         ("precision =", "not valid TOML"),
+        ("activations = 'int8'", "activations must be one of f32, nvfp4"),
+        ("activations = 'nvfp4'", "activations in nvfp4 need precision nvfp4 or f32, and accuracy_level 0"),
+        ("activations = 'nvfp4'\naccuracy_level = 0\nprecision = 'int4'", "activations in nvfp4 need"),
     ],
 )
 def test_wrong_recipes_are_named(tmp_path: Path, text: str, named: str) -> None:

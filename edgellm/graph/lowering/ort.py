@@ -16,10 +16,12 @@ from typing import Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.checkpoint.quantized_weights import Nvfp4Weight
 from edgellm.checkpoint.spec import LinearSpec
 from edgellm.graph.builder import MICROSOFT, Dim, GraphBuilder
 from edgellm.graph.encodings import BlockFormat, WeightFormat, encode
 from edgellm.graph.lowering.base import DeltaWeights, Ops
+from edgellm.graph.lowering.rounding import rounded_to_nvfp4
 from edgellm.graph.source import F32, Part, Source
 from edgellm.graph.tree import convolve, declare_state, unit_heads
 
@@ -63,20 +65,23 @@ class OrtOps:
     ) -> list[str]:
         names = iter(outputs or [""] * len(parts))
         results: list[str] = []
-        for form, group in groupby(parts, self._form):
+        for (form, scale), group in groupby(parts, lambda part: (self._form(part), self._input_scale(part))):
             fused = list(group)
             wanted = [next(names) for _ in fused]
-            # The first group has the projection's name; a second one is stored differently and says so.
-            stem = name if not results else f"{name}.{form.bits if form else 32}bit"
+            # The first group has the projection's name; a later one cannot be fused with it and is numbered.
+            stem = f"{name}.{len(results)}" if results else name
+            inputs = x if scale is None else rounded_to_nvfp4(g, x, scale)
             if len(fused) == 1:
-                results.append(self._product(g, x, stem, fused, form, wanted[0] or None))
+                results.append(self._product(g, inputs, stem, fused, form, wanted[0] or None))
             else:
-                product = self._product(g, x, stem, fused, form)
+                product = self._product(g, inputs, stem, fused, form)
                 results += g.split(product, [part.rows for part in fused], outputs=wanted)
         return results
 
     def logits(self, g: GraphBuilder, rows: str, part: Part, output: str | None = None) -> str:
-        form = self._form(part)
+        form, scale = self._form(part), self._input_scale(part)
+        if scale is not None:
+            rows = rounded_to_nvfp4(g, rows, scale)
         if form is None:
             return g.op("Gemm", [rows, self._rows(g, part)], output=output, transB=1)
         return self._product(g, rows, _stem(part), [part], form, output)
@@ -100,6 +105,13 @@ class OrtOps:
     def _form(self, part: Part) -> BlockFormat | None:
         sensitive = part.tensor.endswith((".in_proj_a.weight", ".in_proj_b.weight"))
         return self.weights.sensitive if sensitive else self.weights.matrix(self.source.kind(part.tensor))
+
+    def _input_scale(self, part: Part) -> np.float32 | None:
+        """Global scale of the activations that `part` is multiplied with; None: they are not rounded."""
+        if self.weights.activations == "f32":
+            return None
+        weight = self.source.weight(part.tensor)
+        return weight.input_scale if isinstance(weight, Nvfp4Weight) else None
 
     def _product(
         self,

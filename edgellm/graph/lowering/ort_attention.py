@@ -17,6 +17,7 @@ from edgellm.checkpoint.spec import AttentionSpec
 from edgellm.graph.builder import MICROSOFT, Dim, GraphBuilder
 from edgellm.graph.indices import MASKED
 from edgellm.graph.lowering.base import Ops
+from edgellm.graph.lowering.rounding import rounded_to_e4m3
 from edgellm.graph.rope import RopeTables
 from edgellm.graph.tree import MAX_TREE
 
@@ -151,13 +152,6 @@ class Folded:
         context = g.reshape(context, [1, self.ratio, -1, spec.kv_heads, spec.head_dim])
         context = g.op("Transpose", [context], perm=[0, 2, 3, 1, 4])
         return [g.reshape(context, [1, -1, spec.heads * spec.head_dim]), *present]
-
-
-def rounded_to_e4m3(g: GraphBuilder, x: str, scale: float) -> str:
-    """E4M3(x / scale) · scale as float32; what is too large becomes ±448 · scale."""
-    factor = g.const(scale, np.float32)
-    codes = g.op("Cast", [g.op("Div", [x, factor])], to=TensorProto.FLOAT8E4M3FN)
-    return g.op("Mul", [g.op("Cast", [codes], to=TensorProto.FLOAT), factor])
 
 
 def _attention(g: GraphBuilder, inputs: list[str], outputs: list[str] | int, heads: int, kv_heads: int) -> list[str]:
