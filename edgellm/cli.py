@@ -17,7 +17,8 @@ from rich.console import Console
 
 from edgellm.cli_options import BundleArg, ContextOpt, JsonOpt, NoCacheOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
 from edgellm.errors import EdgeLLMError
-from edgellm.quantize.command import evaluation, quantize
+from edgellm.quantize.command import quantize
+from edgellm.quantize.eval_command import evaluation
 from edgellm.server.command import serve
 
 app = typer.Typer(
@@ -42,14 +43,17 @@ def main() -> None:
 @app.command("make-checkpoint")
 def make_checkpoint(
     out: Annotated[Path, typer.Argument(help="Folder to write.")],
-    preset: Annotated[str, typer.Option(help="tiny | mid | qwen36-vocab | a parity shape.")] = "tiny",
+    preset: Annotated[str, typer.Option(help="tiny | mid | qwen36-vocab | qwen36-27b | a parity shape.")] = "tiny",
+    layers: Annotated[int | None, typer.Option(min=1, help="Decoder layers (default: the preset's).")] = None,
+    shards: Annotated[int, typer.Option(min=1, help="Weight files.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
-    tokenizer: Annotated[Path | None, typer.Option(help="Tokenizer folder for qwen36-vocab.")] = None,
+    tokenizer: Annotated[Path | None, typer.Option(help="Folder of tokenizer files to take.")] = None,
 ) -> None:
     """Write a random-weight checkpoint with the family's layout and tensor names."""
     from edgellm.checkpoint.synth import make_checkpoint as synth
 
-    synth(preset, out, seed=seed, tokenizer_dir=tokenizer)
+    sizes: dict[str, Any] = {} if layers is None else {"num_hidden_layers": layers}
+    synth(preset, out, seed=seed, tokenizer_dir=tokenizer, shards=shards, **sizes)
     err.print(f"wrote {out}")
 
 
@@ -58,27 +62,29 @@ def build(
     checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, or a Hugging Face repository id.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Bundle folder to write.")],
     recipe: Annotated[
-        str, typer.Option(help="Recipe name (cpu-f32, cpu-int8, cpu-int4, cpu-nvfp4) or a TOML file.")
-    ] = "cpu-f32",
+        str | None,
+        typer.Option(
+            help="Recipe name (cpu-f32, cpu-int8, cpu-int4, cpu-nvfp4, cpu-nvfp4-w4a4) or a TOML file. "
+            "Default: cpu-nvfp4 for a checkpoint in NVFP4, else cpu-f32."
+        ),
+    ] = None,
     revision: Annotated[str | None, typer.Option(help="Repository revision to pin.")] = None,
     offline: Annotated[bool, typer.Option(help="Use only files that are already downloaded.")] = False,
     force: Annotated[bool, typer.Option(help="Replace an existing bundle.")] = False,
 ) -> None:
     """Build an engine bundle from a checkpoint."""
     from edgellm.checkpoint.hub import resolve
-    from edgellm.engine.builder import build_bundle
+    from edgellm.checkpoint.reader import Checkpoint
+    from edgellm.engine.builder import build_bundle, default_recipe
     from edgellm.engine.recipe import load_recipe
+    from edgellm.memory_watch import watched_memory
     from edgellm.progress import bars
 
-    with bars(err) as progress:
-        build_bundle(
-            resolve(checkpoint, revision=revision, offline=offline),
-            out,
-            load_recipe(recipe),
-            force=force,
-            progress=progress,
-        )
-    err.print(f"built {out}")
+    source = Checkpoint.open(resolve(checkpoint, revision=revision, offline=offline))
+    name = recipe or default_recipe(source)
+    with watched_memory() as peak, bars(err) as progress:
+        build_bundle(source, out, load_recipe(name), force=force, progress=progress)
+    err.print(f"built {out} by recipe {name}; {peak}")
 
 
 app.command()(quantize)

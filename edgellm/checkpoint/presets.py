@@ -1,8 +1,9 @@
 """The shapes of the random-weight checkpoints: small to very small members of the family.
 
 A preset is a set of ``config.json`` fields and how its file is laid out. `tiny` is for tests of everything above the
-graph, `mid` for speed, `qwen36-vocab` for true prompt token counts, the parity shapes for the arithmetic: equal and
-unequal key and value heads, tied and untied, text-only and multimodal names, sizes that are multiples of nothing.
+graph, `mid` for speed, `qwen36-vocab` for true prompt token counts, `qwen36-27b` for what a model of that size needs of
+a machine, the parity shapes for the arithmetic: equal and unequal key and value heads, tied and untied, text-only and
+multimodal names, sizes that are multiples of nothing.
 """
 
 from __future__ import annotations
@@ -96,6 +97,20 @@ PRESETS: Final[Mapping[str, Preset]] = {
             heads=(2, 1, 64),
             linear=(2, 4, 16, 16),
             tied=True,
+            context=262144,
+        ),
+        "multimodal",
+        tokenizer="qwen36",
+    ),
+    "qwen36-27b": Preset(
+        _config(
+            hidden=5120,
+            intermediate=17408,
+            layers=64,
+            vocab=248320,
+            heads=(24, 4, 256),
+            linear=(16, 48, 128, 128),
+            tied=False,
             context=262144,
         ),
         "multimodal",

@@ -20,17 +20,24 @@ from edgellm.graph.export import build_ort_graphs
 from edgellm.progress import Progress
 
 
+def default_recipe(source: Checkpoint) -> str:
+    """Name of the shipped recipe that keeps the checkpoint's values: matrices in NVFP4 stay so."""
+    matrices = (name for name, shape in source.spec.expected_tensors().items() if len(shape) == 2)
+    return "cpu-nvfp4" if any(source.kind(name) == "nvfp4" for name in matrices) else "cpu-f32"
+
+
 def build_bundle(
-    checkpoint: str | Path,
+    checkpoint: str | Path | Checkpoint,
     out: str | Path,
     recipe: Recipe,
     *,
     force: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Build the bundle `out` from the folder `checkpoint`.
+    """Build the bundle `out`.
 
     Args:
+        checkpoint: its folder, or the opened one.
         force: replace a bundle that is already there.
         progress: called with (phase, done, total) for the phases "checkpoint" (bytes), "weights" (matrices) and
             "hash" (bytes).
@@ -42,7 +49,7 @@ def build_bundle(
         CheckpointError: the checkpoint is broken.
         ConfigError: `out` is in use, or the recipe asks for more context than the checkpoint has.
     """
-    source = Checkpoint.open(checkpoint)
+    source = checkpoint if isinstance(checkpoint, Checkpoint) else Checkpoint.open(checkpoint)
     sampling = recommended_sampling(source.generation_config)
     context = recipe.context or source.spec.max_positions
     if context > source.spec.max_positions:

@@ -6,15 +6,20 @@ not a prefill of its own. What must stay true: every token but the first of a te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgellm.decode.params import SamplingParams, SpeculationParams
 from edgellm.engine.base import Executor, TokenTree
 from edgellm.errors import ConfigError
+from edgellm.progress import Progress
+from edgellm.quantize.texts import Text
+from edgellm.runtime.llm import LLM, RequestOptions
+from edgellm.runtime.types import CacheParams
 
 F64 = NDArray[np.float64]
 
@@ -24,6 +29,7 @@ class Quality:
     """Over `tokens` predicted tokens. Divergences in nats; None without a reference.
 
     Attributes:
+        texts: how many of them had tokens to predict.
         perplexity: exp of the mean negative log-likelihood.
         reference_perplexity: the reference's.
         kl: mean of KL(reference || bundle).
@@ -40,14 +46,45 @@ class Quality:
     top1: float | None = None
 
 
-def measure_quality(texts: Iterable[Sequence[int]], bundle: Executor, reference: Executor | None = None) -> Quality:
+def accepted_length(
+    llm: LLM, speculation: SpeculationParams, texts: Sequence[Text], tokens: int, progress: Progress | None = None
+) -> float:
+    """Mean tokens per verify step of greedy continuations, the full tree each time.
+
+    Args:
+        texts: each is continued from its answer on, or from its middle.
+        tokens: to write for each, two at least.
+        progress: called with ("generate", texts done, texts in all).
+    """
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    options = RequestOptions(speculation=speculation, cache=CacheParams(read=False, write=False))
+    steps = accepted = 0
+    for done, text in enumerate(texts, 1):
+        prompt = text.ids[: text.answer or (len(text.ids) + 1) // 2]
+        usage = llm.generate(prompt, sampling, options).usage
+        steps, accepted = steps + usage.verify_steps, accepted + usage.accepted_tokens
+        if progress is not None:
+            progress("generate", done, len(texts))
+    return 1 + accepted / steps if steps else 1.0
+
+
+def measure_quality(
+    texts: Sequence[Text],
+    bundle: Executor,
+    reference: Executor | None = None,
+    *,
+    answers: bool = False,
+    progress: Progress | None = None,
+) -> Quality:
     """Run every text through one or both executors (slot 0).
 
     Args:
-        texts: token ids of each, two or more; no longer than the contexts.
+        texts: no longer than the contexts.
+        answers: only tokens of the last answer of conversations count, and texts without one are left out.
+        progress: called with ("measure", texts done, texts in all).
 
     Raises:
-        ConfigError: an executor cannot verify, or the vocabularies differ.
+        ConfigError: an executor cannot verify, the vocabularies differ, or no text has an answer.
     """
     executors = [bundle] if reference is None else [bundle, reference]
     if any(executor.info.max_tree < 1 for executor in executors):
@@ -58,16 +95,28 @@ def measure_quality(texts: Iterable[Sequence[int]], bundle: Executor, reference:
     losses: list[list[float]] = [[] for _ in executors]
     divergences: list[float] = []
     agreed = 0
-    for ids in texts:
+    for done, text in enumerate(texts):
+        if progress is not None:
+            progress("measure", done, len(texts))
+        first = text.answer if answers else 1
+        if first is None:
+            continue
+        ids = text.ids
         count += 1
         streams = [_log_probabilities(executor, ids) for executor in executors]
         for place, rows in enumerate(zip(*streams, strict=True), 1):
+            if place < first:
+                continue
             for loss, row in zip(losses, rows, strict=True):
                 loss.append(-float(row[ids[place]]))
             if len(rows) == 2:
                 mine, theirs = rows
                 divergences.append(float(np.exp(theirs) @ (theirs - mine)))
                 agreed += int(mine.argmax() == theirs.argmax())
+    if progress is not None:
+        progress("measure", len(texts), len(texts))
+    if not losses[0]:
+        raise ConfigError("no text has an answer: a conversation must end with the assistant's message")
     perplexities = [exp(sum(loss) / len(loss)) for loss in losses]
     tokens = len(losses[0])
     if reference is None:

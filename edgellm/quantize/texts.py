@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,23 @@ from edgellm.text.chat import ChatRenderer
 from edgellm.text.tokenizer import Tokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class Text:
+    """One text.
+
+    Attributes:
+        ids: its tokens, two at least.
+        answer: where the answer of a conversation that the assistant ends begins in `ids`; None for other texts.
+    """
+
+    ids: list[int]
+    answer: int | None = None
+
+
 def token_texts(
     path: Path, tokenizer: Tokenizer, renderer: ChatRenderer, *, limit: int | None, longest: int
-) -> Iterator[list[int]]:
-    """Token ids of each text, at least two of them, cut to `longest`.
+) -> Iterator[Text]:
+    """Each text of a file, cut to `longest` tokens.
 
     A conversation ends as the template ends its last message; one that the user ends gets the opening of an answer.
 
@@ -30,10 +45,10 @@ def token_texts(
         ConfigError: the file cannot be read, holds no text, or a line is none of the above; names the line.
     """
     count = 0
-    for where, ids in _all(path, tokenizer, renderer):
-        if len(ids) < 2:
+    for where, text in _all(path, tokenizer, renderer):
+        if len(text.ids) < 2:
             raise ConfigError(f"{where}: a text needs at least two tokens")
-        yield ids[:longest]
+        yield Text(text.ids[:longest], text.answer if (text.answer or 0) < longest else None)
         count += 1
         if count == limit:
             return
@@ -41,13 +56,13 @@ def token_texts(
         raise ConfigError(f"{path} holds no text")
 
 
-def _all(path: Path, tokenizer: Tokenizer, renderer: ChatRenderer) -> Iterator[tuple[str, list[int]]]:
+def _all(path: Path, tokenizer: Tokenizer, renderer: ChatRenderer) -> Iterator[tuple[str, Text]]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     if path.suffix != ".jsonl":
-        yield str(path), tokenizer.encode(text, allow_special=False)
+        yield str(path), Text(tokenizer.encode(text, allow_special=False))
         return
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
@@ -55,19 +70,25 @@ def _all(path: Path, tokenizer: Tokenizer, renderer: ChatRenderer) -> Iterator[t
             yield where, _entry(where, line, tokenizer, renderer)
 
 
-def _entry(where: str, line: str, tokenizer: Tokenizer, renderer: ChatRenderer) -> list[int]:
+def _entry(where: str, line: str, tokenizer: Tokenizer, renderer: ChatRenderer) -> Text:
     try:
         entry: Any = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}") from error
     if isinstance(entry, dict) and isinstance(entry.get("text"), str):
-        return tokenizer.encode(entry["text"], allow_special=False)
+        return Text(tokenizer.encode(entry["text"], allow_special=False))
     messages = entry.get("messages") if isinstance(entry, dict) else None
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{where} has neither messages nor a text")
+    tools = entry.get("tools")
+    asked = isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
     try:
-        asked = isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
-        rendered = renderer.render(messages, tools=entry.get("tools"), add_generation_prompt=asked)
+        ids = renderer.render(messages, tools, add_generation_prompt=asked).token_ids
+        if asked or len(messages) == 1:
+            return Text(list(ids))
+        # Without thinking the prompt ends with the empty block that the template writes before the answer.
+        prompt = renderer.render(messages[:-1], tools, enable_thinking=False).token_ids
     except RequestError as error:
         raise ConfigError(f"{where}: {error}") from error
-    return list(rendered.token_ids)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(ids, prompt, strict=False))
+    return Text(list(ids), sum(1 for _ in same))

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from edgellm.checkpoint.reader import Checkpoint
 from edgellm.errors import BundleError, ConfigError
 
 Run = Callable[..., Result]
@@ -131,6 +132,8 @@ def test_quantize_build_and_eval(run: Run, checkpoint: Path, bundle: Path, tmp_p
     assert isinstance(again.exception, ConfigError)
     quantized = tmp_path / "nvfp4.bundle"
     assert run("build", tmp_path / "nvfp4", "-o", quantized, "--recipe", "cpu-nvfp4").exit_code == 0
+    built = run("build", tmp_path / "nvfp4", "-o", tmp_path / "default.bundle")
+    assert "recipe cpu-nvfp4; peak memory 0." in " ".join(built.stderr.split())
     (tmp_path / "data.jsonl").write_text(
         '{"text": "one two three four"}\n{"messages": [{"role": "user", "content": "x"}]}'
     )
@@ -140,4 +143,8 @@ def test_quantize_build_and_eval(run: Run, checkpoint: Path, bundle: Path, tmp_p
     assert found["texts"] == 2
     assert 0 < found["kl"] < 1
     alone = json.loads(run("eval", "ppl", quantized, "--data", tmp_path / "data.jsonl", "--json").stdout)
-    assert alone == {name: found[name] for name in ("texts", "tokens", "perplexity")}
+    assert alone == {name: found[name] for name in ("texts", "tokens", "perplexity", "accepted_length")}
+    assert found["reference_accepted_length"] > 1
+    calibrated = ("quantize", checkpoint, "-o", tmp_path / "w4a4", "--calib", tmp_path / "data.jsonl", "--feedback")
+    assert "of outputs" in run(*calibrated).stdout
+    assert Checkpoint.open(tmp_path / "w4a4").kv_scales

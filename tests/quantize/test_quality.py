@@ -21,8 +21,9 @@ from edgellm.engine.registry import open_executor
 from edgellm.engine.scripted import ScriptedExecutor
 from edgellm.errors import ConfigError
 from edgellm.graph.reference import ReferenceModel
-from edgellm.quantize.quality import measure_quality
-from edgellm.quantize.texts import token_texts
+from edgellm.quantize.quality import accepted_length, measure_quality
+from edgellm.quantize.texts import Text, token_texts
+from edgellm.runtime.llm import LLM
 from edgellm.text.chat import ChatRenderer
 from edgellm.text.tokenizer import Tokenizer
 
@@ -65,7 +66,7 @@ def log_probabilities(checkpoint: Path) -> list[Any]:
 def test_perplexity_is_that_of_the_reference_arithmetic(checkpoint: Path, executors: dict[str, Executor]) -> None:
     rows = log_probabilities(checkpoint)
     loss = [-row[place, ids[place + 1]] for ids, row in zip(TEXTS, rows, strict=True) for place in range(len(row))]
-    quality = measure_quality(TEXTS, executors["cpu-f32"])
+    quality = measure_quality(list(map(Text, TEXTS)), executors["cpu-f32"])
     assert (quality.texts, quality.tokens) == (3, len(loss))
     assert quality.perplexity == pytest.approx(np.exp(np.mean(loss)), rel=1e-4)
     assert quality.kl is None
@@ -73,27 +74,55 @@ def test_perplexity_is_that_of_the_reference_arithmetic(checkpoint: Path, execut
 
 def test_a_bundle_agrees_with_itself_and_less_with_four_bits(executors: dict[str, Executor], bundles: Any) -> None:
     with closing(open_executor(Bundle.open(bundles["cpu-f32"]), slots=1, context=256, threads=1)) as again:
-        same = measure_quality(TEXTS, executors["cpu-f32"], again)
+        same = measure_quality(list(map(Text, TEXTS)), executors["cpu-f32"], again)
     assert same.kl == pytest.approx(0, abs=1e-9)
     assert (same.top1, same.perplexity) == (1, same.reference_perplexity)
-    coarse = measure_quality(TEXTS, executors["cpu-int4"], executors["cpu-f32"])
+    coarse = measure_quality(list(map(Text, TEXTS)), executors["cpu-int4"], executors["cpu-f32"])
     assert coarse.reference_perplexity == same.perplexity
     assert coarse.kl is not None
     assert coarse.kl_p99 is not None
     assert 1e-6 < coarse.kl < coarse.kl_p99
 
 
+def test_answers_alone(checkpoint: Path, executors: dict[str, Executor]) -> None:
+    rows = log_probabilities(checkpoint)[0]
+    ids = TEXTS[0]
+    loss = [-rows[place - 1, ids[place]] for place in range(9, len(ids))]
+    seen: list[tuple[str, int, int]] = []
+    texts = [Text(ids, 9), Text(TEXTS[1])]
+    quality = measure_quality(texts, executors["cpu-f32"], answers=True, progress=lambda *step: seen.append(step))
+    assert (quality.texts, quality.tokens) == (1, len(loss))
+    assert quality.perplexity == pytest.approx(np.exp(np.mean(loss)), rel=1e-4)
+    assert seen == [("measure", 0, 2), ("measure", 1, 2), ("measure", 2, 2)]
+    with pytest.raises(ConfigError, match="no text has an answer"):
+        measure_quality(texts[1:], executors["cpu-f32"], answers=True)
+
+
+def test_accepted_length_is_the_engines(bundles: dict[str, Path]) -> None:
+    speculation = Bundle.open(bundles["cpu-f32"]).manifest.speculation
+    with LLM(bundles["cpu-f32"], slots=1, context=256, threads=1) as llm:
+        long = accepted_length(llm, speculation, list(map(Text, TEXTS)), 24)
+        before = llm.engine.stats()
+        one = accepted_length(llm, speculation, [Text(TEXTS[0], 5)], 24)
+        after = llm.engine.stats()
+    assert 1 < long <= 9
+    assert 1 < one <= 9
+    assert after.prompt_tokens - before.prompt_tokens == 5
+    assert after.generated_tokens - before.generated_tokens == 24
+
+
 def test_executors_that_cannot_be_compared(executors: dict[str, Executor]) -> None:
     with pytest.raises(ConfigError, match="measured with verify"):
-        measure_quality(TEXTS, ScriptedExecutor(None, vocab_size=64, max_tree=0))
+        measure_quality(list(map(Text, TEXTS)), ScriptedExecutor(None, vocab_size=64, max_tree=0))
     with pytest.raises(ConfigError, match="different vocabularies"):
-        measure_quality(TEXTS, executors["cpu-f32"], ScriptedExecutor(None, vocab_size=64))
+        measure_quality(list(map(Text, TEXTS)), executors["cpu-f32"], ScriptedExecutor(None, vocab_size=64))
 
 
 def read(checkpoint: Path, path: Path, **options: Any) -> list[list[int]]:
     tokenizer = Tokenizer.load(checkpoint)
     renderer = ChatRenderer.load(checkpoint, tokenizer)
-    return list(token_texts(path, tokenizer, renderer, **{"limit": None, "longest": 1000, **options}))
+    found = token_texts(path, tokenizer, renderer, **{"limit": None, "longest": 1000, **options})
+    return [text.ids for text in found]
 
 
 def test_texts(checkpoint: Path, tmp_path: Path) -> None:
@@ -105,6 +134,9 @@ def test_texts(checkpoint: Path, tmp_path: Path) -> None:
     lines = [{"messages": asked, "subset": "x"}, {"messages": answered}, {"text": "plain text <|im_end|>"}]
     file.write_text("\n\n".join(json.dumps(line) for line in lines))
     first, second, third = read(checkpoint, file)
+    marks = [text.answer for text in token_texts(file, tokenizer, renderer, limit=None, longest=1000)]
+    assert marks == [None, len(renderer.render(asked, enable_thinking=False).token_ids), None]
+    assert second[: marks[1]] == list(renderer.render(asked, enable_thinking=False).token_ids)
     assert first == list(renderer.render(asked).token_ids)
     assert second == list(renderer.render(answered, add_generation_prompt=False).token_ids)
     assert tokenizer.decode(third) == "plain text <|im_end|>"

@@ -1,0 +1,109 @@
+"""The options of `edgellm eval`. Heavy modules are imported inside: `--help` is quick."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from edgellm.cli_options import BundleArg, JsonOpt, ThreadsOpt
+from edgellm.quantize.command import TEXTS
+
+evaluation = typer.Typer(help="How well a bundle predicts text, alone or against another.", no_args_is_help=True)
+DataOpt = Annotated[Path, typer.Option(help=TEXTS)]
+LimitOpt = Annotated[int | None, typer.Option(min=1, help="Texts (default: all).")]
+LengthOpt = Annotated[int, typer.Option(min=2, help="Tokens of a text at most.")]
+AnswersOpt = Annotated[bool, typer.Option("--answers", help="Count the last answer of each conversation alone.")]
+GenerateOpt = Annotated[
+    int, typer.Option(min=0, help="Tokens to write for each text, to measure the accepted length of drafts; 0: none.")
+]
+
+
+@evaluation.command()
+def ppl(
+    bundle: BundleArg,
+    data: DataOpt,
+    limit: LimitOpt = None,
+    length: LengthOpt = 2048,
+    answers: AnswersOpt = False,
+    generate: GenerateOpt = 32,
+    threads: ThreadsOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """Perplexity of a bundle on texts, and how many tokens each step of its drafting gives."""
+    _measure([bundle], data, limit, length, answers, generate, threads, as_json)
+
+
+@evaluation.command()
+def kl(
+    bundle: BundleArg,
+    against: Annotated[Path, typer.Option(help="Reference bundle, such as the unquantized one.")],
+    data: DataOpt,
+    limit: LimitOpt = None,
+    length: LengthOpt = 2048,
+    answers: AnswersOpt = False,
+    generate: GenerateOpt = 32,
+    threads: ThreadsOpt = None,
+    as_json: JsonOpt = False,
+) -> None:
+    """KL divergence from a reference bundle, agreement on the most probable token; both perplexities and drafts."""
+    _measure([bundle, against], data, limit, length, answers, generate, threads, as_json)
+
+
+def _measure(
+    bundles: Sequence[Path],
+    data: Path,
+    limit: int | None,
+    length: int,
+    answers: bool,
+    generate: int,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    from contextlib import ExitStack, closing
+
+    from edgellm.engine.bundle import Bundle
+    from edgellm.engine.registry import open_executor
+    from edgellm.progress import bars
+    from edgellm.quantize.quality import accepted_length, measure_quality
+    from edgellm.quantize.texts import token_texts
+    from edgellm.runtime.llm import LLM
+    from edgellm.text.chat import ChatRenderer
+    from edgellm.text.tokenizer import Tokenizer
+
+    opened = [Bundle.open(path) for path in bundles]
+    tokenizer = Tokenizer.load(opened[-1].path)
+    renderer = ChatRenderer.load(opened[-1].path, tokenizer)
+    longest = min(length, *(bundle.manifest.context for bundle in opened))
+    texts = list(token_texts(data, tokenizer, renderer, limit=limit, longest=longest))
+    with bars(Console(stderr=True)) as progress:
+        with ExitStack() as stack:
+            executors = [
+                stack.enter_context(closing(open_executor(bundle, slots=1, context=longest, threads=threads)))
+                for bundle in opened
+            ]
+            quality = measure_quality(texts, *executors, answers=answers, progress=progress)
+        values = {name: value for name, value in asdict(quality).items() if value is not None}
+        for name, bundle in zip(("accepted_length", "reference_accepted_length"), opened, strict=False):
+            if generate and bundle.manifest.spec.mtp_layers:
+                context = min(longest + generate, bundle.manifest.context)
+                with LLM(bundle.path, slots=1, context=context, threads=threads) as llm:
+                    values[name] = accepted_length(llm, bundle.manifest.speculation, texts, generate, progress)
+    if as_json:
+        print(json.dumps(values))
+    else:
+        _show(values)
+
+
+def _show(values: dict[str, float]) -> None:
+    from rich.table import Table
+
+    table = Table("figure", "value")
+    for name, value in values.items():
+        table.add_row(name, f"{value:.6g}")
+    Console().print(table)
