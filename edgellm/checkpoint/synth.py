@@ -7,7 +7,6 @@ at all; the same arguments give the same bytes; `Checkpoint.open` accepts the re
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from importlib import resources
@@ -22,6 +21,7 @@ from edgellm.checkpoint.reader import INDEX_FILE, SINGLE_FILE
 from edgellm.checkpoint.safetensors_file import DTYPES, write_safetensors
 from edgellm.checkpoint.small_tokenizer import END_OF_TEXT, END_OF_TURN, write_small_tokenizer
 from edgellm.checkpoint.spec import ModelSpec
+from edgellm.checkpoint.staging import new_folder
 from edgellm.checkpoint.tokenizer_files import TOKENIZER_FILES, read_json
 from edgellm.errors import ConfigError
 
@@ -70,20 +70,10 @@ def make_checkpoint(
         raise ConfigError(f"unknown config field {unknown[0]!r} (known: {', '.join(chosen.config)})")
     spec = ModelSpec.from_config({**chosen.config, **overrides})
     out = Path(out_dir)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out} exists and is not an empty folder")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    scratch = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    scratch.mkdir()
-    try:
+    with new_folder(out) as scratch:
         _write_tokenizer(scratch, chosen, spec, None if tokenizer_dir is None else Path(tokenizer_dir))
         write_configs(scratch, spec, layout or chosen.layout, dtype, _SAMPLING)
         _write_weights(scratch, spec, layout or chosen.layout, dtype, shards, _weights(scratch, spec, seed, chosen))
-        if out.exists():
-            out.rmdir()
-        scratch.rename(out)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     return out
 
 

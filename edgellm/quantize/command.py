@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
 from edgellm.cli_options import JsonOpt, ThreadsOpt
+from edgellm.errors import ConfigError
 
+if TYPE_CHECKING:
+    from edgellm.progress import Progress
+    from edgellm.quantize.loss import Error
+
+_MODELOPT: Final = "modelopt"
 TEXTS: Final = "JSONL of conversations (messages, tools) or of {text}; or a text file."
 
 
 def quantize(
     checkpoint: Annotated[str, typer.Argument(help="Checkpoint folder, or a Hugging Face repository id.")],
     out: Annotated[Path, typer.Option("-o", "--out", help="Folder to write; a stopped run goes on in it.")],
-    recipe: Annotated[str, typer.Option(help="nvfp4 | nvfp4-head (lm_head too) | nvfp4-all (and MTP)")] = "nvfp4",
+    recipe: Annotated[
+        str, typer.Option(help="nvfp4 | nvfp4-head (lm_head too) | nvfp4-all (and MTP) | modelopt (NVIDIA's own)")
+    ] = "nvfp4",
     calib: Annotated[Path | None, typer.Option(help=f"Texts to calibrate on. {TEXTS}")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Calibration texts at most.")] = 64,
     length: Annotated[int, typer.Option(min=2, help="Tokens of a calibration text at most.")] = 1024,
@@ -37,31 +46,60 @@ def quantize(
 
     With texts to calibrate on, the scales of activations and of an FP8 KV cache are written too.
     """
-    from dataclasses import replace
-
     from edgellm.checkpoint.hub import resolve
     from edgellm.memory_watch import watched_memory
     from edgellm.progress import bars
-    from edgellm.quantize.plan import named_recipe
     from edgellm.quantize.report import print_errors
-    from edgellm.quantize.writer import quantize_checkpoint
 
-    chosen = replace(
-        named_recipe(recipe),
-        only=tuple(only or ()),
-        spare=tuple(spare or ()),
-        weight_only=weight_only,
-        feedback=feedback,
-    )
     source = resolve(checkpoint, revision=revision, offline=offline)
     texts = [] if calib is None else _calibration_texts(source, calib, limit, length)
+    choices = {
+        "only": tuple(only or ()),
+        "spare": tuple(spare or ()),
+        "weight_only": weight_only,
+        "feedback": feedback,
+    }
     with watched_memory() as peak, bars(Console(stderr=True)) as progress:
-        errors = quantize_checkpoint(source, out, chosen, texts=texts, threads=threads, progress=progress)
+        if recipe == _MODELOPT:
+            errors = _by_modelopt(source, out, texts, choices, progress)
+        else:
+            errors = _by_ourselves(source, out, recipe, texts, choices, threads, progress)
     if as_json:
         print(json.dumps([asdict(error) for error in errors]))
     else:
         print_errors(errors, Console())
     Console(stderr=True).print(f"wrote {out}; {peak}")
+
+
+def _by_modelopt(
+    source: Path, out: Path, texts: list[list[int]], choices: Mapping[str, Any], progress: Progress
+) -> list[Error]:
+    from edgellm.checkpoint.reader import Checkpoint
+    from edgellm.quantize.loss import weight_errors
+    from edgellm.quantize.modelopt import quantize_with_modelopt
+
+    if any(choices.values()):
+        raise ConfigError("--recipe modelopt takes none of --only, --except, --weight-only and --feedback")
+    quantize_with_modelopt(source, out, texts, progress=progress)
+    return weight_errors(Checkpoint.open(source), Checkpoint.open(out))
+
+
+def _by_ourselves(
+    source: Path,
+    out: Path,
+    recipe: str,
+    texts: list[list[int]],
+    choices: Mapping[str, Any],
+    threads: int | None,
+    progress: Progress,
+) -> list[Error]:
+    from dataclasses import replace
+
+    from edgellm.quantize.plan import named_recipe
+    from edgellm.quantize.writer import quantize_checkpoint
+
+    chosen = replace(named_recipe(recipe), **choices)
+    return quantize_checkpoint(source, out, chosen, texts=texts, threads=threads, progress=progress)
 
 
 def _calibration_texts(source: Path, file: Path, limit: int, length: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ from typing import Final
 from rich.console import Console
 from rich.table import Table
 
-from edgellm.quantize.writer import Error
+from edgellm.quantize.loss import Error
 
 _SHOWN: Final = 10
 

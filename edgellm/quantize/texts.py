@@ -7,7 +7,7 @@ A line of JSONL is ``{"messages": […], "tools": […]}`` in the OpenAI form (t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -29,6 +29,19 @@ class Text:
 
     ids: list[int]
     answer: int | None = None
+
+
+def check_tokens(texts: Sequence[Sequence[int]], vocab: int) -> None:
+    """See that texts to calibrate on can be run.
+
+    Raises:
+        ConfigError: one has fewer than two tokens, or a token that the model lacks.
+    """
+    for number, text in enumerate(texts, 1):
+        if len(text) < 2:
+            raise ConfigError(f"text {number} of those to calibrate on has fewer than two tokens")
+        if not 0 <= min(text) <= max(text) < vocab:
+            raise ConfigError(f"text {number} of those to calibrate on has a token outside the vocabulary of {vocab}")
 
 
 def token_texts(
@@ -75,6 +88,8 @@ def _entry(where: str, line: str, tokenizer: Tokenizer, renderer: ChatRenderer) 
         entry: Any = json.loads(line)
     except ValueError as error:
         raise ConfigError(f"{where} is not JSON: {error}") from error
+    if isinstance(entry, dict) and "text" in entry and "messages" in entry:
+        raise ConfigError(f"{where} has both messages and a text")
     if isinstance(entry, dict) and isinstance(entry.get("text"), str):
         return Text(tokenizer.encode(entry["text"], allow_special=False))
     messages = entry.get("messages") if isinstance(entry, dict) else None

@@ -12,16 +12,15 @@ import importlib.metadata
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.checkpoint.assembly import PLAIN
 from edgellm.checkpoint.module_patterns import canonical
-from edgellm.checkpoint.nvfp4 import BLOCK, E4M3, F32, Nvfp4
+from edgellm.checkpoint.nvfp4 import BLOCK, E4M3, Nvfp4
 from edgellm.checkpoint.reader import INDEX_FILE, QUANT_FILE, Checkpoint
 from edgellm.checkpoint.safetensors_file import DTYPES, TensorFile, write_safetensors
 from edgellm.checkpoint.tokenizer_files import read_json
@@ -29,25 +28,19 @@ from edgellm.errors import ConfigError
 from edgellm.progress import Progress
 from edgellm.quantize.calibrate import calibrate
 from edgellm.quantize.calibration import Calibration, nvfp4_tensors
+from edgellm.quantize.claim import Claim
+from edgellm.quantize.folder import copy_other_files, refuse_quantized, spared_modules, write_index, write_json
 from edgellm.quantize.global_scales import GlobalScales
+from edgellm.quantize.loss import Error, relative_error
 from edgellm.quantize.plan import Recipe, chosen_modules
 from edgellm.quantize.rounding import row_pieces
 from edgellm.quantize.search import search_scales
+from edgellm.quantize.texts import check_tokens
 
 STATE_FILE: Final = "quantize-state.json"
 CALIBRATION: Final = "calibration"  # folder
 REPORT_FILE: Final = "quantize-report.json"
-_NOT_COPIED: Final = ("config.json", INDEX_FILE, QUANT_FILE, STATE_FILE, REPORT_FILE)
 _Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Error:
-    """What one matrix lost."""
-
-    module: str
-    relative: float  # root of (sum of squared errors / sum of squared weights)
-    output: float | None = None  # the same of the module's outputs on the calibration texts; with error feedback only
 
 
 def quantize_checkpoint(
@@ -76,10 +69,8 @@ def quantize_checkpoint(
     if recipe.feedback and not texts:
         raise ConfigError("error feedback needs texts to calibrate on")
     checkpoint, target = Checkpoint.open(source), Path(out)
-    matrices = [name for name, shape in checkpoint.spec.expected_tensors().items() if len(shape) == 2]
-    kinds = {name: checkpoint.kind(name) for name in matrices}
-    if quantized := [name for name, kind in kinds.items() if kind not in PLAIN.values()]:
-        raise ConfigError(f"{checkpoint.path} is quantized already: {quantized[0]} is {kinds[quantized[0]]}")
+    refuse_quantized(checkpoint)
+    check_tokens(texts, checkpoint.spec.vocab)
     groups = chosen_modules(recipe, checkpoint.spec.expected_tensors())
     job = _Job(checkpoint, target, groups, recipe, progress)
     job.begin(texts)
@@ -166,40 +157,22 @@ class _Job:
 
     def finish(self) -> None:
         """Everything beside the weights; ``config.json``, without which nothing opens, last."""
-        for path in sorted(self._checkpoint.path.iterdir()):
-            if path.is_file() and path.suffix != ".safetensors" and path.name not in _NOT_COPIED:
-                shutil.copyfile(path, self._out / path.name)
+        copy_other_files(self._checkpoint, self._out)
         shards = self._state["shards"]
         if (self._checkpoint.path / INDEX_FILE).is_file():
-            weight_map = {name: shard for shard, made in shards.items() for name in made["names"]}
-            size = sum((self._out / shard).stat().st_size for shard in shards)
-            _write_json(self._out / INDEX_FILE, {"metadata": {"total_size": size}, "weight_map": weight_map})
-        _write_json(self._out / REPORT_FILE, [asdict(error) for error in self.errors])
-        claim = self._claim()
-        _write_json(self._out / QUANT_FILE, claim)
-        config = {**self._checkpoint.config, "quantization_config": _in_config(claim)}
-        _write_json(self._out / "config.json", config)
+            write_index(self._out, {shard: made["names"] for shard, made in shards.items()})
+        write_json(self._out / REPORT_FILE, [asdict(error) for error in self.errors])
+        claim = Claim(
+            activations=self._activations,
+            kv=self._calibration is not None,
+            spared=spared_modules(self._checkpoint, self._groups),
+        )
+        write_json(self._out / QUANT_FILE, claim.hf_quant_config())
+        config = {**self._checkpoint.config, "quantization_config": claim.quantization_config()}
+        write_json(self._out / "config.json", config)
         shutil.rmtree(self._out / CALIBRATION, ignore_errors=True)
         (self._out / STATE_FILE).unlink()
         self._advance(self._total)  # headers are not counted on the way
-
-    def _claim(self) -> dict[str, Any]:
-        """`hf_quant_config.json`: every linear module that was left alone is excluded by its name in the files."""
-        spared = []
-        for path in self._checkpoint.weight_files:
-            for name, entry in TensorFile.open(path).entries.items():
-                module = name.removesuffix(".weight")
-                if name.endswith(".weight") and len(entry.shape) > 1 and canonical(module) not in self._groups:
-                    spared.append(module)
-        return {
-            "producer": {"name": "edgellm", "version": importlib.metadata.version("edgellm")},
-            "quantization": {
-                "quant_algo": "NVFP4" if self._activations else "W4A16_NVFP4",
-                "kv_cache_quant_algo": "FP8" if self._calibration else None,
-                "group_size": BLOCK,
-                "exclude_modules": spared,
-            },
-        }
 
     def _layout(self, file: TensorFile) -> _Layout:
         layout: _Layout = {}
@@ -245,24 +218,17 @@ class _Job:
 
     def _quantized(self, module: str) -> tuple[Nvfp4, Error]:
         weight = self._checkpoint.weight(f"{module}.weight")
-        scale = self._scales.of(module)
-        made = self._calibration.matrix(module) if self._calibration else None
-        packed, block_scales = [], []
-        squares = lost = 0.0
-        for rows in row_pieces(weight.shape):
-            values: F32 = weight.to_float32(rows)
-            if made is None:
-                piece = search_scales(values, global_scale=scale)
-                packed.append(piece.packed)
-                block_scales.append(piece.block_scales)
-                kept = piece.to_float32()
-            else:
-                kept = made.to_float32(rows)
-            squares += float(np.square(values, dtype=np.float64).sum())
-            lost += float(np.square(values - kept, dtype=np.float64).sum())
-        found = made or Nvfp4(np.concatenate(packed), np.concatenate(block_scales), scale)
+        matrix = self._calibration.matrix(module) if self._calibration else None
+        if matrix is None:
+            scale = self._scales.of(module)
+            pieces = [search_scales(weight.to_float32(rows), global_scale=scale) for rows in row_pieces(weight.shape)]
+            matrix = Nvfp4(
+                np.concatenate([piece.packed for piece in pieces]),
+                np.concatenate([piece.block_scales for piece in pieces]),
+                scale,
+            )
         output = self._calibration.output_error(module) if self._calibration else None
-        return found, Error(module, (lost / squares) ** 0.5 if squares else 0.0, output)
+        return matrix, Error(module, relative_error(weight, matrix), output)
 
     def _advance(self, size: int) -> None:
         self._done += size
@@ -271,27 +237,5 @@ class _Job:
 
     def _save(self) -> None:
         part = self._out / f"{STATE_FILE}.part"
-        _write_json(part, self._state)
+        write_json(part, self._state)
         part.rename(self._out / STATE_FILE)
-
-
-def _in_config(claim: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in the form of ``config.json``."""
-    said = claim["quantization"]
-    form = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": BLOCK}
-    group: dict[str, Any] = {"weights": form, "targets": ["Linear"]}
-    if said["quant_algo"] == "NVFP4":
-        group["input_activations"] = form
-    kv = {"kv_cache_scheme": {"dynamic": False, "num_bits": 8, "type": "float"}} if said["kv_cache_quant_algo"] else {}
-    return {
-        "quant_method": "modelopt",
-        "quant_algo": said["quant_algo"],
-        "config_groups": {"group_0": group},
-        **kv,
-        "ignore": said["exclude_modules"],
-        "producer": claim["producer"],
-    }
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")

@@ -50,7 +50,7 @@ def main() -> None:
             kinds[conv["kind"]] += 1
             lengths.append(len(ids))
             learned += sum(mask)
-            rows.append({"stage": stage, "tokens": len(ids), **conv, "text": tokenizer.decode(ids)})
+            rows.append({"stage": stage, "tokens": len(ids), **conv, "rendered": tokenizer.decode(ids)})
         lengths.sort()
         marks = {f"p{p}": lengths[min(len(lengths) - 1, len(lengths) * p // 100)] for p in (5, 25, 50, 75, 95, 100)}
         rate = args.count / (perf_counter() - start)

@@ -148,3 +148,5 @@ def test_quantize_build_and_eval(run: Run, checkpoint: Path, bundle: Path, tmp_p
     calibrated = ("quantize", checkpoint, "-o", tmp_path / "w4a4", "--calib", tmp_path / "data.jsonl", "--feedback")
     assert "of outputs" in run(*calibrated).stdout
     assert Checkpoint.open(tmp_path / "w4a4").kv_scales
+    theirs = run("quantize", checkpoint, "-o", tmp_path / "theirs", "--recipe", "modelopt", "--weight-only")
+    assert "takes none of --only" in str(theirs.exception)

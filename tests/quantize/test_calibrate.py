@@ -21,8 +21,9 @@ from edgellm.graph.reference import ReferenceModel
 from edgellm.quantize import calibrate as calibrating
 from edgellm.quantize.calibration import nvfp4_tensors
 from edgellm.quantize.layer_graph import LayerGraph
+from edgellm.quantize.loss import Error, weight_errors
 from edgellm.quantize.plan import Recipe, named_recipe
-from edgellm.quantize.writer import CALIBRATION, REPORT_FILE, Error, quantize_checkpoint
+from edgellm.quantize.writer import CALIBRATION, REPORT_FILE, quantize_checkpoint
 
 ALL = named_recipe("nvfp4-all")
 FEEDBACK = Recipe(lm_head=True, mtp=True, feedback=True)
@@ -124,6 +125,8 @@ def test_error_feedback_loses_less_of_the_outputs(source: Path, tmp_path: Path) 
     errors = {error.module: error for error in quantize_checkpoint(source, tmp_path / "out", FEEDBACK, texts=TEXTS)}
     after = Checkpoint.open(tmp_path / "out")
     assert after.warnings == ()
+    found = {error.module: error.relative for error in weight_errors(Checkpoint.open(source), after)}
+    assert found == {module: error.relative for module, error in errors.items()}
     lost, total = [], []
     for module, error in errors.items():
         plain = Checkpoint.open(source).weight(f"{module}.weight").to_float32()
@@ -171,6 +174,9 @@ def test_a_calibration_that_was_stopped(
 def test_what_cannot_be_calibrated_is_named(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="error feedback needs texts"):
         quantize_checkpoint(source, tmp_path / "out", FEEDBACK)
+    for texts, named in (([[5]], "fewer than two tokens"), ([[1, 2], [3, 1024]], "text 2 .* outside the vocabulary")):
+        with pytest.raises(ConfigError, match=named):
+            quantize_checkpoint(source, tmp_path / "out", ALL, texts=texts)
     copy = Path(shutil.copytree(source, tmp_path / "copy"))
     for path in copy.glob("*.safetensors"):
         file = TensorFile.open(path)

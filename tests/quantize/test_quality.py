@@ -155,6 +155,7 @@ def test_texts(checkpoint: Path, tmp_path: Path) -> None:
         ('{"text": "a b"}\n[]', "line 2 has neither messages nor a text"),
         ('{"messages": []}', "line 1 has neither"),
         ('{"messages": [{"role": "robot", "content": "x"}]}', "line 1: .*role"),
+        ('{"messages": [{"role": "user", "content": "x"}], "text": "x"}', "line 1 has both messages and a text"),
         ('{"text": ""}', "line 1: a text needs at least two tokens"),
     ],
 )

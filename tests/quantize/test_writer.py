@@ -162,3 +162,11 @@ def test_a_damaged_matrix_is_named(source: Path, tmp_path: Path) -> None:
     write_safetensors(copy / "model.safetensors", layout, tensors.values())
     with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.up_proj\.weight cannot be quantized: the matrix holds NaN"):
         quantize_checkpoint(copy, tmp_path / "out", Recipe())
+
+
+def test_a_tied_head_is_excluded(tmp_path: Path) -> None:
+    tied = make_checkpoint("parity-equal", tmp_path / "tied")
+    quantize_checkpoint(tied, tmp_path / "out", Recipe())
+    claim = json.loads((tmp_path / "out" / "hf_quant_config.json").read_text())
+    assert "lm_head" in claim["quantization"]["exclude_modules"]
+    assert Checkpoint.open(tmp_path / "out").warnings == ()
