@@ -8,12 +8,10 @@ import itertools
 import numpy as np
 import onnx
 import pytest
-from graph_runner import CONFIGS, Graphs, HashedModel, Slot, tokens
+from graph_runner import CONFIGS, Graphs, HashedModel, Nvfp4Model, Slot, tokens
 from onnx.external_data_helper import ExternalDataInfo
-from quantized_files import nvfp4
 
-from edgellm.checkpoint.nvfp4 import E4M3, Nvfp4
-from edgellm.checkpoint.quantized_weights import Nvfp4Weight
+from edgellm.checkpoint.nvfp4 import E4M3
 from edgellm.errors import ConfigError
 from edgellm.graph import source
 from edgellm.graph.encodings import WeightFormat
@@ -183,18 +181,8 @@ def test_a_weight_of_the_wrong_size_is_refused(tmp_path):
             file.view("v", "w", [5])
 
 
-class Quantized(HashedModel):
-    """The model with its layers' matrices in NVFP4; `tensor` gives what they stand for."""
-
-    def tensor(self, name):
-        value = super().tensor(name)
-        return nvfp4(value)[3] if self.kind(name) == "nvfp4" else value
-
-    def weight(self, name):
-        if self.kind(name) != "nvfp4":
-            return super().weight(name)
-        packed, scales, factor, _ = nvfp4(super().tensor(name))
-        return Nvfp4Weight(Nvfp4(packed, scales, factor), None)
+class Quantized(Nvfp4Model):
+    """The layers' matrices are NVFP4."""
 
     def kind(self, name):
         shape = self.spec.expected_tensors()[name]

@@ -5,13 +5,10 @@ from __future__ import annotations
 import numpy as np
 import onnxruntime as ort
 import pytest
-from graph_runner import Graphs, HashedModel, Slot, tokens
+from graph_runner import Graphs, Nvfp4Model, Slot, tokens
 from hypothesis import given
 from hypothesis import strategies as st
-from quantized_files import nvfp4
 
-from edgellm.checkpoint.nvfp4 import Nvfp4
-from edgellm.checkpoint.quantized_weights import Nvfp4Weight
 from edgellm.checkpoint.synth import make_checkpoint
 from edgellm.engine.builder import build_bundle
 from edgellm.engine.bundle import Bundle
@@ -53,10 +50,10 @@ def test_values_are_the_quantizers(rounding, seed, power, grid):
     np.testing.assert_array_equal(rounding(x).reshape(10, 48), wanted)
 
 
-class Scaled(HashedModel):
+class Scaled(Nvfp4Model):
     """Attention and MLP matrices in NVFP4 with scales of their inputs: in the MLP one for each of two fused parts."""
 
-    def scale(self, name):
+    def input_scale(self, name):
         return np.float32(0.004 if name.endswith("up_proj.weight") else 0.002)
 
     def kind(self, name):
@@ -64,23 +61,13 @@ class Scaled(HashedModel):
         fits = len(shape) == 2 and shape[1] % 16 == 0 and ("self_attn" in name or "mlp" in name)
         return "nvfp4" if fits or name == "lm_head.weight" else "f32"
 
-    def tensor(self, name):
-        value = super().tensor(name)
-        return nvfp4(value)[3] if self.kind(name) == "nvfp4" else value
-
-    def weight(self, name):
-        if self.kind(name) != "nvfp4":
-            return super().weight(name)
-        packed, scales, factor, _ = nvfp4(super().tensor(name))
-        return Nvfp4Weight(Nvfp4(packed, scales, factor), self.scale(name))
-
 
 class RoundingReference(ReferenceModel):
     """The NumPy model with rounded inputs of the NVFP4 matrices."""
 
     def _tensor(self, name):
         values = super()._tensor(name)
-        return Rounding(values, self._source.scale(name)) if self._source.kind(name) == "nvfp4" else values
+        return Rounding(values, self._source.input_scale(name)) if self._source.kind(name) == "nvfp4" else values
 
 
 class Rounding:

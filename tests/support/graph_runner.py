@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 from numpy.typing import NDArray
+from quantized_files import nvfp4
 
+from edgellm.checkpoint.nvfp4 import Nvfp4
+from edgellm.checkpoint.quantized_weights import Nvfp4Weight
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.checkpoint.weights import PlainWeight, Weight, WeightKind
 from edgellm.graph.indices import attention_bias, commit_rows, tree_index
@@ -90,6 +93,23 @@ class HashedModel:
 
     def kind(self, name: str) -> WeightKind:
         return "f32"
+
+
+class Nvfp4Model(HashedModel):
+    """The model with matrices in NVFP4: those that `kind` says, in a subclass. `tensor` gives what they stand for."""
+
+    def input_scale(self, name: str) -> np.float32 | None:
+        return None
+
+    def tensor(self, name: str) -> Array:
+        value = super().tensor(name)
+        return nvfp4(value)[3] if self.kind(name) == "nvfp4" else value
+
+    def weight(self, name: str) -> Weight:
+        if self.kind(name) != "nvfp4":
+            return super().weight(name)
+        packed, scales, factor, _ = nvfp4(HashedModel.tensor(self, name))
+        return Nvfp4Weight(Nvfp4(packed, scales, factor), self.input_scale(name))
 
 
 def _uniform(count: int, seed: int) -> NDArray[np.float64]:
