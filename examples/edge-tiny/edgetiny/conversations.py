@@ -18,15 +18,15 @@ from edgetiny.words import Split, lexicon
 # Share of each kind at stage 0 and at stage 1.
 MIXTURE: Final = {
     "single": (0.42, 0.08),
-    "parallel": (0.0, 0.09),
-    "multiple": (0.06, 0.08),
+    "parallel": (0.0, 0.11),
+    "multiple": (0.06, 0.10),
     "irrelevant": (0.04, 0.06),
-    "typed": (0.0, 0.07),
+    "typed": (0.0, 0.10),
     "multi_turn": (0.0, 0.06),
-    "shell": (0.0, 0.06),
+    "shell": (0.0, 0.03),
     "chat": (0.03, 0.02),
-    "copy": (0.45, 0.03),
-    "session": (0.0, 0.45),
+    "copy": (0.45, 0.01),
+    "session": (0.0, 0.43),
 }
 KINDS: Final = tuple(MIXTURE)
 _SYSTEMS: Final = (
