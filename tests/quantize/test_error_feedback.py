@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import edgellm.models
 from edgellm.checkpoint.nvfp4 import BLOCK, E2M1, E4M3, Nvfp4, pack
 from edgellm.checkpoint.reader import Checkpoint
-from edgellm.quantize.error_feedback import compensate
+from edgellm.quantize.error_feedback import cholesky_in_place, compensate
 from edgellm.quantize.rounding import round_to_nearest, to_e2m1
 from edgellm.quantize.search import search_scales
 
@@ -133,3 +133,15 @@ def test_the_output_error_falls_on_the_first_layer_of_edge_tiny():
 def test_bad_moments_are_refused(moments, damping, problem):
     with pytest.raises(ValueError, match=problem):
         compensate(np.ones((2, 32), np.float32), moments, damping=damping)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 200])
+def test_the_factor_by_blocks(size):
+    rng = np.random.default_rng(size)
+    x = rng.standard_normal((2 * size, size))
+    matrix = x.T @ x
+    found = np.tril(matrix)  # the upper triangle is not read
+    cholesky_in_place(found, block=64)
+    np.testing.assert_allclose(found, np.linalg.cholesky(matrix), atol=1e-10 * size)
+    with pytest.raises(np.linalg.LinAlgError):
+        cholesky_in_place(matrix - 2 * np.diag(np.diagonal(matrix)), block=64)
