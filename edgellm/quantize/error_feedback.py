@@ -65,8 +65,7 @@ def _factors(moments: NDArray[np.floating[Any]], columns: int, damping: float) -
     mean = float(np.diagonal(moments).mean(dtype=np.float64)) if columns else 0.0
     if not mean > 0:
         raise ValueError("moments have no positive diagonal")
-    damped = moments[::-1, ::-1] / mean
-    damped = damped.astype(np.float64, copy=False)
+    damped: NDArray[np.float64] = (moments[::-1, ::-1] / mean).astype(np.float64, copy=False)
     damped[np.diag_indices(columns)] += damping
     try:
         cholesky_in_place(damped)
@@ -82,8 +81,8 @@ def _factors(moments: NDArray[np.floating[Any]], columns: int, damping: float) -
 def cholesky_in_place(matrix: NDArray[np.float64], block: int = 512) -> None:
     """Turn a symmetric matrix [n, n], of which the lower triangle is read, into its lower Cholesky factor.
 
-    By blocks of columns, each from those before it: `numpy.linalg.cholesky` crashes at 17,408 columns (OpenBLAS 0.3.31),
-    which is the width of a 27 B model's MLP.
+    By blocks of columns, each from those before it: with OpenBLAS 0.3.31 `numpy.linalg.cholesky` crashes at 17,408
+    columns, the width of a 27 B model's MLP.
 
     Raises:
         numpy.linalg.LinAlgError: the matrix is not positive definite.
