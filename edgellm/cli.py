@@ -10,7 +10,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -36,8 +36,14 @@ def main() -> None:
     try:
         app()
     except EdgeLLMError as error:
-        err.print(f"error: {error}", style="bold red", markup=False, highlight=False)
-        sys.exit(1)
+        _complain(str(error))
+    except OSError as error:  # of the machine: a full disk, a folder that may not be written
+        _complain(f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error))
+
+
+def _complain(message: str) -> NoReturn:
+    err.print(f"error: {message}", style="bold red", markup=False, highlight=False, soft_wrap=True)
+    sys.exit(1)
 
 
 @app.command("make-checkpoint")
@@ -84,7 +90,9 @@ def build(
     name = recipe or default_recipe(source)
     with watched_memory() as peak, bars(err) as progress:
         build_bundle(source, out, load_recipe(name), force=force, progress=progress)
-    err.print(f"built {out} by recipe {name}; {peak}")
+    for warning in source.warnings:
+        err.print(f"note: {warning}", markup=False, soft_wrap=True)
+    err.print(f"built {out} by recipe {name}; {peak}", markup=False, soft_wrap=True)
 
 
 app.command()(quantize)

@@ -10,7 +10,7 @@ import typer
 BundleArg = Annotated[Path, typer.Argument(help="Engine bundle made by `edgellm build`.", metavar="BUNDLE")]
 ContextOpt = Annotated[int | None, typer.Option(help="Context length in tokens (default: the bundle's).")]
 SlotsOpt = Annotated[int, typer.Option(min=1, help="Sequences that run at the same time.")]
-ThreadsOpt = Annotated[int | None, typer.Option(help="CPU threads (default: all cores).")]
+ThreadsOpt = Annotated[int | None, typer.Option(min=1, help="CPU threads (default: all cores).")]
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 NoSpeculationOpt = Annotated[bool, typer.Option("--no-speculation", help="Decode without drafts.")]
 NoCacheOpt = Annotated[bool, typer.Option("--no-cache", help="Do not read or write the prefix cache.")]

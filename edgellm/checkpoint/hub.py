@@ -31,6 +31,9 @@ ALLOWED_FILES: Final = (
     "*.safetensors",
     "*.safetensors.index.json",
     *TOKENIZER_FILES,
+    "preprocessor_config.json",  # of the vision tower, which a quantized copy keeps
+    "video_preprocessor_config.json",
+    "processor_config.json",
 )
 _REPO_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

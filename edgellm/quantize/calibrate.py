@@ -30,6 +30,7 @@ from edgellm.quantize.error_feedback import compensate
 from edgellm.quantize.global_scales import GlobalScales
 from edgellm.quantize.input_statistics import LayerStatistics
 from edgellm.quantize.layer_graph import LayerGraph
+from edgellm.quantize.search import search_scales
 
 _HIDDEN: Final = "hidden.safetensors"  # rows of every text before the layer "next"
 _ROWS: Final = 1024  # of a matrix, in one product with second moments
@@ -148,6 +149,8 @@ class _Run:
     def _compensated(self, module: str, moments: F32) -> tuple[Nvfp4, float]:
         scale = self.scales.of(module)
         weight = self.source.weight(f"{module}.weight").to_float32()
+        if not np.diagonal(moments).any():  # nothing went in: all errors are alike
+            return search_scales(weight, global_scale=scale), 0.0
         try:
             found = compensate(weight, moments, global_scale=scale)
         except ValueError as error:

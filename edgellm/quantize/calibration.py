@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.checkpoint.nvfp4 import E4M3_MAX, Nvfp4
+from edgellm.checkpoint.nvfp4 import E2M1_MAX, E4M3_MAX, Nvfp4
 from edgellm.checkpoint.safetensors_file import TensorFile, write_safetensors
 from edgellm.quantize.rounding import global_scale_of
 
@@ -39,8 +39,9 @@ class Calibration:
         return cls({name: file for file in map(TensorFile.open, paths) for name in file.entries})
 
     def input_scale(self, module: str) -> np.float32:
-        """amax / (6 · 448) of the module's inputs, above 0."""
-        return global_scale_of(self._value(f"{module}.input_amax"))
+        """amax / (6 · 448) of the module's inputs; as if amax were 6 where nothing but zeros went in."""
+        amax = self._value(f"{module}.input_amax")
+        return global_scale_of(amax if amax > 0 else np.float32(E2M1_MAX))
 
     def kv_scale(self, name: str) -> np.float32:
         """amax / 448 of a cache, 1 if that is 0; `name` is the attention's with ``.k`` or ``.v``."""

@@ -47,6 +47,7 @@ def quantize(
     With texts to calibrate on, the scales of activations and of an FP8 KV cache are written too.
     """
     from edgellm.checkpoint.hub import resolve
+    from edgellm.checkpoint.reader import Checkpoint
     from edgellm.memory_watch import watched_memory
     from edgellm.progress import bars
     from edgellm.quantize.report import print_errors
@@ -59,7 +60,8 @@ def quantize(
         "weight_only": weight_only,
         "feedback": feedback,
     }
-    with watched_memory() as peak, bars(Console(stderr=True)) as progress:
+    console = Console(stderr=True)
+    with watched_memory() as peak, bars(console) as progress:
         if recipe == _MODELOPT:
             errors = _by_modelopt(source, out, texts, choices, progress)
         else:
@@ -68,7 +70,9 @@ def quantize(
         print(json.dumps([asdict(error) for error in errors]))
     else:
         print_errors(errors, Console())
-    Console(stderr=True).print(f"wrote {out}; {peak}")
+    for note in [*Checkpoint.open(source).warnings, _used(texts)]:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+    console.print(f"wrote {out}; {peak}", markup=False, soft_wrap=True)
 
 
 def _by_modelopt(
@@ -102,11 +106,19 @@ def _by_ourselves(
     return quantize_checkpoint(source, out, chosen, texts=texts, threads=threads, progress=progress)
 
 
+def _used(texts: list[list[int]]) -> str:
+    if not texts:
+        return "not calibrated: no scales of activations and of the KV cache"
+    return f"calibrated on {len(texts)} texts of {sum(map(len, texts))} tokens"
+
+
 def _calibration_texts(source: Path, file: Path, limit: int, length: int) -> list[list[int]]:
+    from edgellm.checkpoint.reader import Checkpoint
     from edgellm.quantize.texts import token_texts
     from edgellm.text.chat import ChatRenderer
     from edgellm.text.tokenizer import Tokenizer
 
+    length = min(length, Checkpoint.open(source).spec.max_positions)
     tokenizer = Tokenizer.load(source)
     renderer = ChatRenderer.load(source, tokenizer)
     return [text.ids for text in token_texts(file, tokenizer, renderer, limit=limit, longest=length)]

@@ -6,21 +6,23 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
 from edgellm.cli_options import BundleArg, JsonOpt, ThreadsOpt
+from edgellm.errors import ConfigError
 from edgellm.quantize.command import TEXTS
 
+_FEWEST: Final = 8
 evaluation = typer.Typer(help="How well a bundle predicts text, alone or against another.", no_args_is_help=True)
 DataOpt = Annotated[Path, typer.Option(help=TEXTS)]
 LimitOpt = Annotated[int | None, typer.Option(min=1, help="Texts (default: all).")]
 LengthOpt = Annotated[int, typer.Option(min=2, help="Tokens of a text at most.")]
 AnswersOpt = Annotated[bool, typer.Option("--answers", help="Count the last answer of each conversation alone.")]
 GenerateOpt = Annotated[
-    int, typer.Option(min=0, help="Tokens to write for each text, to measure the accepted length of drafts; 0: none.")
+    int, typer.Option(min=0, help="Tokens to write for each text (8 or more) to measure accepted lengths; 0: none.")
 ]
 
 
@@ -76,7 +78,11 @@ def _measure(
     from edgellm.text.chat import ChatRenderer
     from edgellm.text.tokenizer import Tokenizer
 
+    if 0 < generate < _FEWEST:
+        raise ConfigError(f"--generate must be 0 or at least {_FEWEST}: the end of a short answer cuts drafts off")
     opened = [Bundle.open(path) for path in bundles]
+    if len({(bundle.path / "tokenizer.json").read_bytes() for bundle in opened}) > 1:
+        raise ConfigError("the bundles have different tokenizers")
     tokenizer = Tokenizer.load(opened[-1].path)
     renderer = ChatRenderer.load(opened[-1].path, tokenizer)
     longest = min(length, *(bundle.manifest.context for bundle in opened))

@@ -14,6 +14,7 @@ from edgellm.checkpoint.reader import INDEX_FILE, QUANT_FILE, Checkpoint
 from edgellm.checkpoint.safetensors_file import TensorFile
 from edgellm.errors import ConfigError
 
+_WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _MADE_ANEW: Final = ("config.json", INDEX_FILE, QUANT_FILE)
 
 
@@ -36,8 +37,7 @@ def spared_modules(checkpoint: Checkpoint, quantized: Collection[str]) -> list[s
     Args:
         quantized: canonical names.
     """
-    tied = ["lm_head"] if checkpoint.spec.tied_embeddings else []
-    return tied + [
+    found = [
         name.removesuffix(".weight")
         for path in checkpoint.weight_files
         for name, entry in TensorFile.open(path).entries.items()
@@ -45,12 +45,15 @@ def spared_modules(checkpoint: Checkpoint, quantized: Collection[str]) -> list[s
         and len(entry.shape) > 1
         and canonical(name.removesuffix(".weight")) not in quantized
     ]
+    if checkpoint.spec.tied_embeddings and "lm_head" not in found:
+        found.append("lm_head")
+    return found
 
 
 def copy_other_files(checkpoint: Checkpoint, out: Path) -> None:
     """Copy everything but the weights and what describes them: tokenizer, templates, generation_config, processors."""
     for path in sorted(checkpoint.path.iterdir()):
-        if path.is_file() and path.suffix != ".safetensors" and path.name not in _MADE_ANEW:
+        if path.is_file() and path.suffix not in _WEIGHTS and path.name not in _MADE_ANEW:
             shutil.copyfile(path, out / path.name)
 
 

@@ -43,8 +43,8 @@ def quantize_with_modelopt(
 
     Raises:
         CheckpointError: the source is broken, or what ModelOpt makes of it is (a matrix of zeros, say).
-        ConfigError: ModelOpt, torch or transformers are missing, the source is quantized already, `out` is in use, or a
-            text is too short or has a token that the model lacks.
+        ConfigError: ModelOpt, torch or transformers are missing, ModelOpt cannot quantize the model, the source is
+            quantized already, `out` is in use, or a text is too short or has a token that the model lacks.
     """
     source = Checkpoint.open(checkpoint)
     refuse_quantized(source)
@@ -83,9 +83,12 @@ def _export(source: Path, out: Path, texts: Sequence[Sequence[int]], progress: P
             if progress is not None:
                 progress("calibrate", number, len(texts))
 
-    with redirect_stdout(sys.stderr):  # both print what they do
-        quantized = quantization.quantize(model.to(device), quantization.NVFP4_DEFAULT_CFG, forward)
-        export.export_hf_checkpoint(quantized, export_dir=out)
+    try:
+        with redirect_stdout(sys.stderr):  # both print what they do
+            quantized = quantization.quantize(model.to(device), quantization.NVFP4_DEFAULT_CFG, forward)
+            export.export_hf_checkpoint(quantized, export_dir=out)
+    except (AssertionError, ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise ConfigError(f"ModelOpt cannot quantize {source}: {str(error).strip() or type(error).__name__}") from error
 
 
 def _tensors(folder: Path) -> dict[str, Located]:

@@ -50,7 +50,7 @@ def named_recipe(name: str) -> Recipe:
         ConfigError: there is none of that name.
     """
     if name not in RECIPES:
-        raise ConfigError(f"recipe: must be one of {', '.join(RECIPES)}, got {name!r}")
+        raise ConfigError(f"recipe: must be one of {', '.join(RECIPES)} or modelopt, got {name!r}")
     return RECIPES[name]
 
 

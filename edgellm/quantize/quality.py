@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import exp
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from edgellm.runtime.llm import LLM, RequestOptions
 from edgellm.runtime.types import CacheParams
 
 F64 = NDArray[np.float64]
+_LARGEST_LOSS: Final = 700.0  # above, its exponential has no float64
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ def measure_quality(
         progress: called with ("measure", texts done, texts in all).
 
     Raises:
-        ConfigError: an executor cannot verify, the vocabularies differ, or no text has an answer.
+        ConfigError: an executor cannot verify, the vocabularies differ, no text has an answer, or a mean loss is NaN
+            or too large for a perplexity.
     """
     executors = [bundle] if reference is None else [bundle, reference]
     if any(executor.info.max_tree < 1 for executor in executors):
@@ -116,8 +119,14 @@ def measure_quality(
     if progress is not None:
         progress("measure", len(texts), len(texts))
     if not losses[0]:
-        raise ConfigError("no text has an answer: a conversation must end with the assistant's message")
-    perplexities = [exp(sum(loss) / len(loss)) for loss in losses]
+        raise ConfigError(
+            "no text has an answer: a conversation must end with the assistant's message, which must begin within the "
+            "length that texts are cut to"
+        )
+    means = [sum(loss) / len(loss) for loss in losses]
+    if not all(mean < _LARGEST_LOSS for mean in means):
+        raise ConfigError(f"a bundle does not predict text at all: its mean loss is {max(means, key=abs)}")
+    perplexities = list(map(exp, means))
     tokens = len(losses[0])
     if reference is None:
         return Quality(count, tokens, perplexities[0])

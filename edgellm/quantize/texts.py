@@ -1,7 +1,7 @@
 """Texts to evaluate and calibrate on: JSONL of conversations, or plain text.
 
 A line of JSONL is ``{"messages": […], "tools": […]}`` in the OpenAI form (tools and other fields may be absent), or
-``{"text": "…"}``. Any other file is one text.
+``{"text": "…"}``. A file that is neither .jsonl nor .json is one text.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ def token_texts(
 
 def _all(path: Path, tokenizer: Tokenizer, renderer: ChatRenderer) -> Iterator[tuple[str, Text]]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    if path.suffix != ".jsonl":
+    if path.suffix.lower() not in (".jsonl", ".json"):
         yield str(path), Text(tokenizer.encode(text, allow_special=False))
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             where = f"{path}, line {number}"
             yield where, _entry(where, line, tokenizer, renderer)
@@ -86,8 +86,15 @@ def _all(path: Path, tokenizer: Tokenizer, renderer: ChatRenderer) -> Iterator[t
 def _entry(where: str, line: str, tokenizer: Tokenizer, renderer: ChatRenderer) -> Text:
     try:
         entry: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{where} is not JSON: {error}") from error
+    try:
+        return _tokens(where, entry, tokenizer, renderer)
+    except (RequestError, RecursionError) as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _tokens(where: str, entry: Any, tokenizer: Tokenizer, renderer: ChatRenderer) -> Text:
     if isinstance(entry, dict) and "text" in entry and "messages" in entry:
         raise ConfigError(f"{where} has both messages and a text")
     if isinstance(entry, dict) and isinstance(entry.get("text"), str):
@@ -96,14 +103,13 @@ def _entry(where: str, line: str, tokenizer: Tokenizer, renderer: ChatRenderer) 
     if not isinstance(messages, list) or not messages:
         raise ConfigError(f"{where} has neither messages nor a text")
     tools = entry.get("tools")
+    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
+        raise ConfigError(f"{where}: tools must be an array of objects")
     asked = isinstance(messages[-1], dict) and messages[-1].get("role") != "assistant"
-    try:
-        ids = renderer.render(messages, tools, add_generation_prompt=asked).token_ids
-        if asked or len(messages) == 1:
-            return Text(list(ids))
-        # Without thinking the prompt ends with the empty block that the template writes before the answer.
-        prompt = renderer.render(messages[:-1], tools, enable_thinking=False).token_ids
-    except RequestError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    ids = renderer.render(messages, tools, add_generation_prompt=asked).token_ids
+    if asked or len(messages) == 1:
+        return Text(list(ids))
+    # Without thinking the prompt ends with the empty block that the template writes before the answer.
+    prompt = renderer.render(messages[:-1], tools, enable_thinking=False).token_ids
     same = takewhile(lambda pair: pair[0] == pair[1], zip(ids, prompt, strict=False))
     return Text(list(ids), sum(1 for _ in same))

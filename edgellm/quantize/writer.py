@@ -38,6 +38,7 @@ from edgellm.quantize.search import search_scales
 from edgellm.quantize.texts import check_tokens
 
 STATE_FILE: Final = "quantize-state.json"
+_PART: Final = f"{STATE_FILE}.part"
 CALIBRATION: Final = "calibration"  # folder
 REPORT_FILE: Final = "quantize-report.json"
 _Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
@@ -121,7 +122,7 @@ class _Job:
             self._state = read_json(state_file)
             if self._state.get("job") != job:
                 raise ConfigError(f"{self._out} holds part of another job: remove it, or choose another folder")
-        elif self._out.exists() and any(self._out.iterdir()):
+        elif self._out.exists() and any(path.name != _PART for path in self._out.iterdir()):
             raise ConfigError(f"{self._out} is not empty")
         else:
             self._out.mkdir(parents=True, exist_ok=True)
@@ -143,7 +144,7 @@ class _Job:
 
     def shard(self, path: Path) -> None:
         """Quantize one file of the source, unless that is done."""
-        if path.name not in self._state["shards"]:
+        if path.name not in self._state["shards"] or not (self._out / path.name).is_file():
             file = TensorFile.open(path)
             layout = self._layout(file)
             errors: list[Error] = []
@@ -156,7 +157,7 @@ class _Job:
             self._advance(path.stat().st_size)
 
     def finish(self) -> None:
-        """Everything beside the weights; ``config.json``, without which nothing opens, last."""
+        """Everything beside the weights; ``config.json``, without which nothing opens, last. Then see that it opens."""
         copy_other_files(self._checkpoint, self._out)
         shards = self._state["shards"]
         if (self._checkpoint.path / INDEX_FILE).is_file():
@@ -170,6 +171,7 @@ class _Job:
         write_json(self._out / QUANT_FILE, claim.hf_quant_config())
         config = {**self._checkpoint.config, "quantization_config": claim.quantization_config()}
         write_json(self._out / "config.json", config)
+        Checkpoint.open(self._out)
         shutil.rmtree(self._out / CALIBRATION, ignore_errors=True)
         (self._out / STATE_FILE).unlink()
         self._advance(self._total)  # headers are not counted on the way
@@ -212,7 +214,7 @@ class _Job:
         if self._activations and module in self._groups:
             scales["input_scale"] = self._calibration.input_scale(module)
         for part in "kv":
-            if module.endswith(f".self_attn.{part}_proj"):
+            if f"{module}.weight" in self._checkpoint.names and module.endswith(f".self_attn.{part}_proj"):
                 scales[f"{part}_scale"] = self._calibration.kv_scale(module.removesuffix("_proj"))
         return scales
 
@@ -236,6 +238,6 @@ class _Job:
             self._progress("quantize", min(self._done, self._total), self._total)
 
     def _save(self) -> None:
-        part = self._out / f"{STATE_FILE}.part"
+        part = self._out / _PART
         write_json(part, self._state)
         part.rename(self._out / STATE_FILE)

@@ -126,6 +126,25 @@ def test_an_error_is_one_line_and_status_1(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_what_the_machine_refuses_is_one_line(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "a file").write_text("")
+    out = str(tmp_path / "a file" / "out")
+    call = [sys.executable, "-m", "edgellm.cli", "quantize", str(checkpoint), "-o", out]
+    done = subprocess.run(call, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line.strip()] == [f"error: {out}: Not a directory"]
+
+
+def test_bundles_that_cannot_be_compared(run: Run, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "data.txt").write_text("one two three")
+    assert run("make-checkpoint", tmp_path / "other", "--preset", "parity-grouped", "--layers", "4").exit_code == 0
+    assert run("build", tmp_path / "other", "-o", tmp_path / "other.bundle").exit_code == 0
+    against = run("eval", "kl", bundle, "--against", tmp_path / "other.bundle", "--data", tmp_path / "data.txt")
+    assert "the bundles have different tokenizers" in str(against.exception)
+    short = run("eval", "ppl", bundle, "--data", tmp_path / "data.txt", "--generate", "3")
+    assert "--generate must be 0 or at least 8" in str(short.exception)
+
+
 def test_quantize_build_and_eval(run: Run, checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
     assert run("quantize", checkpoint, "-o", tmp_path / "nvfp4", "--recipe", "nvfp4-all").exit_code == 0
     again = run("quantize", checkpoint, "-o", tmp_path / "nvfp4")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgellm.checkpoint.nvfp4 import F32
 from edgellm.checkpoint.quantized_weights import Nvfp4Weight
-from edgellm.checkpoint.reader import Checkpoint
+from edgellm.checkpoint.reader import INDEX_FILE, Checkpoint
 from edgellm.checkpoint.safetensors_file import TensorFile, write_safetensors
 from edgellm.checkpoint.synth import make_checkpoint
 from edgellm.errors import ConfigError
@@ -171,21 +172,65 @@ def test_a_calibration_that_was_stopped(
     assert files(tmp_path / "stopped") == whole
 
 
+def changed(source: Path, copy: Path, change: Callable[[dict[str, Any]], None]) -> Path:
+    """A copy of the checkpoint with each file's tensors changed."""
+    shutil.copytree(source, copy)
+    for path in copy.glob("*.safetensors"):
+        file = TensorFile.open(path)
+        tensors = {name: np.array(file.tensor(name)) for name in file.entries}
+        change(tensors)
+        layout = {name: (array.dtype, array.shape) for name, array in tensors.items()}
+        write_safetensors(path, layout, tensors.values())
+    return copy
+
+
+def test_a_matrix_that_nothing_goes_into(source: Path, tmp_path: Path) -> None:
+    def silence(tensors: dict[str, Any]) -> None:
+        for name in tensors:
+            if name.endswith("layers.1.mlp.up_proj.weight"):
+                tensors[name][:] = 0
+
+    dead = changed(source, tmp_path / "dead", silence)
+    errors = quantize_checkpoint(dead, tmp_path / "out", FEEDBACK, texts=TEXTS)
+    assert next(error.output for error in errors if error.module == "layers.1.mlp.down_proj") == 0
+    scale = quantized(Checkpoint.open(tmp_path / "out"), "layers.1.mlp.down_proj").input_scale
+    assert scale == np.float32(6) / np.float32(2688)
+
+
+def test_attention_of_other_models_is_copied(source: Path, tmp_path: Path) -> None:
+    """A vision tower's, and that of an MTP layer which the config turns off."""
+
+    def add(tensors: dict[str, Any]) -> None:
+        if any(name.startswith("lm_head") for name in tensors):
+            tensors["model.visual.blocks.0.self_attn.k_proj.weight"] = np.ones((16, 16), np.float32)
+
+    copy = changed(source, tmp_path / "copy", add)
+    index = json.loads((copy / INDEX_FILE).read_text())
+    index["weight_map"]["model.visual.blocks.0.self_attn.k_proj.weight"] = index["weight_map"]["lm_head.weight"]
+    (copy / INDEX_FILE).write_text(json.dumps(index))
+    config = json.loads((copy / "config.json").read_text())
+    config["text_config"]["mtp_num_hidden_layers"] = 0
+    (copy / "config.json").write_text(json.dumps(config))
+    quantize_checkpoint(copy, tmp_path / "out", ALL, texts=TEXTS)
+    names = {name for path in (tmp_path / "out").glob("*.safetensors") for name in TensorFile.open(path).entries}
+    assert "model.visual.blocks.0.self_attn.k_proj.weight" in names
+    assert "mtp.layers.0.self_attn.k_proj.weight" in names
+    assert not [name for name in names if name.endswith("k_scale") and ("visual" in name or "mtp" in name)]
+
+
 def test_what_cannot_be_calibrated_is_named(source: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="error feedback needs texts"):
         quantize_checkpoint(source, tmp_path / "out", FEEDBACK)
     for texts, named in (([[5]], "fewer than two tokens"), ([[1, 2], [3, 1024]], "text 2 .* outside the vocabulary")):
         with pytest.raises(ConfigError, match=named):
             quantize_checkpoint(source, tmp_path / "out", ALL, texts=texts)
-    copy = Path(shutil.copytree(source, tmp_path / "copy"))
-    for path in copy.glob("*.safetensors"):
-        file = TensorFile.open(path)
-        tensors = {name: np.array(file.tensor(name)) for name in file.entries}
+
+    def inflate(tensors: dict[str, Any]) -> None:
         for name in tensors:
             if name.endswith("layers.1.mlp.down_proj.weight"):
                 tensors[name][:] = 1e38
-        layout = {name: (array.dtype, array.shape) for name, array in tensors.items()}
-        write_safetensors(path, layout, tensors.values())
+
+    copy = changed(source, tmp_path / "copy", inflate)
     with pytest.raises(ConfigError, match=r"layers\.2\.\S+ cannot be calibrated: what goes into it is not finite"):
         quantize_checkpoint(copy, tmp_path / "out", ALL, texts=TEXTS)
 

@@ -21,6 +21,7 @@ from edgellm.engine.registry import open_executor
 from edgellm.engine.scripted import ScriptedExecutor
 from edgellm.errors import ConfigError
 from edgellm.graph.reference import ReferenceModel
+from edgellm.quantize import quality
 from edgellm.quantize.quality import accepted_length, measure_quality
 from edgellm.quantize.texts import Text, token_texts
 from edgellm.runtime.llm import LLM
@@ -66,10 +67,10 @@ def log_probabilities(checkpoint: Path) -> list[Any]:
 def test_perplexity_is_that_of_the_reference_arithmetic(checkpoint: Path, executors: dict[str, Executor]) -> None:
     rows = log_probabilities(checkpoint)
     loss = [-row[place, ids[place + 1]] for ids, row in zip(TEXTS, rows, strict=True) for place in range(len(row))]
-    quality = measure_quality(list(map(Text, TEXTS)), executors["cpu-f32"])
-    assert (quality.texts, quality.tokens) == (3, len(loss))
-    assert quality.perplexity == pytest.approx(np.exp(np.mean(loss)), rel=1e-4)
-    assert quality.kl is None
+    found = measure_quality(list(map(Text, TEXTS)), executors["cpu-f32"])
+    assert (found.texts, found.tokens) == (3, len(loss))
+    assert found.perplexity == pytest.approx(np.exp(np.mean(loss)), rel=1e-4)
+    assert found.kl is None
 
 
 def test_a_bundle_agrees_with_itself_and_less_with_four_bits(executors: dict[str, Executor], bundles: Any) -> None:
@@ -90,9 +91,9 @@ def test_answers_alone(checkpoint: Path, executors: dict[str, Executor]) -> None
     loss = [-rows[place - 1, ids[place]] for place in range(9, len(ids))]
     seen: list[tuple[str, int, int]] = []
     texts = [Text(ids, 9), Text(TEXTS[1])]
-    quality = measure_quality(texts, executors["cpu-f32"], answers=True, progress=lambda *step: seen.append(step))
-    assert (quality.texts, quality.tokens) == (1, len(loss))
-    assert quality.perplexity == pytest.approx(np.exp(np.mean(loss)), rel=1e-4)
+    found = measure_quality(texts, executors["cpu-f32"], answers=True, progress=lambda *step: seen.append(step))
+    assert (found.texts, found.tokens) == (1, len(loss))
+    assert found.perplexity == pytest.approx(np.exp(np.mean(loss)), rel=1e-4)
     assert seen == [("measure", 0, 2), ("measure", 1, 2), ("measure", 2, 2)]
     with pytest.raises(ConfigError, match="no text has an answer"):
         measure_quality(texts[1:], executors["cpu-f32"], answers=True)
@@ -109,6 +110,13 @@ def test_accepted_length_is_the_engines(bundles: dict[str, Path]) -> None:
     assert 1 < one <= 9
     assert after.prompt_tokens - before.prompt_tokens == 5
     assert after.generated_tokens - before.generated_tokens == 24
+
+
+def test_a_bundle_that_predicts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = iter([np.full(64, np.nan)] * 2)
+    monkeypatch.setattr(quality, "_log_probabilities", lambda executor, ids: broken)
+    with pytest.raises(ConfigError, match="does not predict text at all: its mean loss is nan"):
+        measure_quality([Text([1, 2, 3])], ScriptedExecutor(None, vocab_size=64))
 
 
 def test_executors_that_cannot_be_compared(executors: dict[str, Executor]) -> None:
@@ -142,6 +150,8 @@ def test_texts(checkpoint: Path, tmp_path: Path) -> None:
     assert tokenizer.decode(third) == "plain text <|im_end|>"
     assert tokenizer.added["<|im_end|>"] not in third
     assert read(checkpoint, file, limit=1, longest=3) == [first[:3]]
+    file.write_text('\ufeff{"text": "a \u2028 b \u0085 c"}\n', encoding="utf-8")
+    assert tokenizer.decode(read(checkpoint, file)[0]) == "a \u2028 b \u0085 c"
     whole = tmp_path / "whole.txt"
     whole.write_text("line one\n\nline two")
     assert tokenizer.decode(read(checkpoint, whole)[0]) == "line one\n\nline two"
@@ -155,6 +165,9 @@ def test_texts(checkpoint: Path, tmp_path: Path) -> None:
         ('{"text": "a b"}\n[]', "line 2 has neither messages nor a text"),
         ('{"messages": []}', "line 1 has neither"),
         ('{"messages": [{"role": "robot", "content": "x"}]}', "line 1: .*role"),
+        ('{"messages": [{"role": "user", "content": "x"}], "tools": [5]}', "line 1: tools must be an array of objects"),
+        ('{"text": "a \\ud800 b"}', "line 1: .*surrogate"),
+        pytest.param("[" * 100_000, "line 1 is not JSON", id="deep"),
         ('{"messages": [{"role": "user", "content": "x"}], "text": "x"}', "line 1 has both messages and a text"),
         ('{"text": ""}', "line 1: a text needs at least two tokens"),
     ],

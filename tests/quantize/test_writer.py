@@ -122,6 +122,34 @@ def test_shards_and_a_run_that_was_stopped(sharded: Path, tmp_path: Path, monkey
     assert calls[0] < 20 + matrices, "whole shards are not made again"
 
 
+def test_a_run_that_left_next_to_nothing_or_lost_a_file(sharded: Path, tmp_path: Path) -> None:
+    """Stopped in its first write; and a whole shard removed, or cut, before the run goes on."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / f"{writer.STATE_FILE}.part").write_text("{")
+    quantize_checkpoint(sharded, out, ALL)
+    whole = files(out)
+
+    def stop(phase: str, done: int, total: int) -> None:
+        if done > total / 2:
+            raise KeyboardInterrupt
+
+    again = tmp_path / "again"
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(sharded, again, ALL, progress=stop)
+    first = min(again.glob("*.safetensors"))
+    first.unlink()
+    quantize_checkpoint(sharded, again, ALL)
+    assert files(again) == whole
+    cut = tmp_path / "cut"
+    with pytest.raises(KeyboardInterrupt):
+        quantize_checkpoint(sharded, cut, ALL, progress=stop)
+    with min(cut.glob("*.safetensors")).open("r+b") as file:
+        file.truncate(1000)
+    with pytest.raises(CheckpointError, match="is truncated"):
+        quantize_checkpoint(sharded, cut, ALL)
+
+
 def test_what_cannot_be_done_is_named(source: Path, tmp_path: Path) -> None:
     quantize_checkpoint(source, tmp_path / "out", Recipe())
     with pytest.raises(ConfigError, match=r"is quantized already: layers\.0"):
