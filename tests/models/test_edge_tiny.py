@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from weather import WEATHER
 
 from edgellm.checkpoint.hub import resolve
 from edgellm.checkpoint.reader import Checkpoint
@@ -20,22 +21,6 @@ from edgellm.runtime.llm import LLM
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "edge-tiny"))
 from edgetiny.scoring import Score, evaluate, summarize
-
-WEATHER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Get the weather of a city",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "city": {"type": "string", "description": "The city"},
-                "unit": {"type": "string", "description": "Unit", "enum": ["celsius", "fahrenheit"]},
-            },
-            "required": ["city"],
-        },
-    },
-}
 
 
 @pytest.fixture(scope="module")
