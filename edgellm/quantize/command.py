@@ -15,6 +15,7 @@ from edgellm.cli_options import JsonOpt, ThreadsOpt
 from edgellm.errors import ConfigError
 
 if TYPE_CHECKING:
+    from edgellm.checkpoint.reader import Checkpoint
     from edgellm.progress import Progress
     from edgellm.quantize.loss import Error
 
@@ -70,7 +71,8 @@ def quantize(
         print(json.dumps([asdict(error) for error in errors]))
     else:
         print_errors(errors, Console())
-    for note in [*Checkpoint.open(source).warnings, _used(texts)]:
+    opened = Checkpoint.open(source)
+    for note in [*opened.warnings, *_left(recipe, opened), _used(texts)]:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     console.print(f"wrote {out}; {peak}", markup=False, soft_wrap=True)
 
@@ -104,6 +106,15 @@ def _by_ourselves(
 
     chosen = replace(named_recipe(recipe), **choices)
     return quantize_checkpoint(source, out, chosen, texts=texts, threads=threads, progress=progress)
+
+
+def _left(recipe: str, source: Checkpoint) -> list[str]:
+    from edgellm.checkpoint.assembly import some
+    from edgellm.quantize.plan import named_recipe, unfit_modules
+
+    shapes = source.spec.expected_tensors()
+    left = [] if recipe == _MODELOPT else unfit_modules(named_recipe(recipe), shapes)
+    return [f"left as they are, for their columns are no multiple of 16: {some(left)}"] if left else []
 
 
 def _used(texts: list[list[int]]) -> str:

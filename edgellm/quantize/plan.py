@@ -86,6 +86,15 @@ def chosen_modules(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]]) -> dic
     return groups
 
 
+def unfit_modules(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """Modules that the recipe means but whose columns are no multiple of 16."""
+    return [
+        name.removesuffix(".weight")
+        for name, shape in shapes.items()
+        if len(shape) == 2 and shape[1] % BLOCK and _may(name, (shape[0], BLOCK), recipe)
+    ]
+
+
 def _may(name: str, shape: tuple[int, ...], recipe: Recipe) -> bool:
     module = name.removesuffix(".weight")
     if len(shape) != 2 or shape[1] % BLOCK or module == "embed_tokens" or module.endswith(_KEPT):

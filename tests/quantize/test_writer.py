@@ -16,7 +16,7 @@ from edgellm.checkpoint.safetensors_file import TensorFile, write_safetensors
 from edgellm.checkpoint.synth import make_checkpoint
 from edgellm.errors import CheckpointError, ConfigError
 from edgellm.quantize import writer
-from edgellm.quantize.plan import Recipe, chosen_modules, named_recipe
+from edgellm.quantize.plan import Recipe, chosen_modules, named_recipe, unfit_modules
 from edgellm.quantize.rounding import round_to_nearest
 from edgellm.quantize.writer import quantize_checkpoint
 
@@ -190,6 +190,12 @@ def test_a_damaged_matrix_is_named(source: Path, tmp_path: Path) -> None:
     write_safetensors(copy / "model.safetensors", layout, tensors.values())
     with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.up_proj\.weight cannot be quantized: the matrix holds NaN"):
         quantize_checkpoint(copy, tmp_path / "out", Recipe())
+
+
+def test_matrices_of_other_widths_are_named(tmp_path: Path) -> None:
+    shapes = Checkpoint.open(make_checkpoint("parity-odd", tmp_path / "odd")).spec.expected_tensors()
+    assert unfit_modules(Recipe(), shapes) == [f"layers.{layer}.mlp.down_proj" for layer in range(5)]
+    assert unfit_modules(ALL, shapes)[-1] == "mtp.layers.0.mlp.down_proj"
 
 
 def test_a_tied_head_is_excluded(tmp_path: Path) -> None:
