@@ -89,7 +89,8 @@ class _Run:
         head_inputs = [self._final_norm(text) for text in rows]
         if spec.mtp_layers:
             pairs = [text[:-1] for text in head_inputs]
-            statistics, drafted = self._observe(self.source, None, pairs)
+            statistics = self._statistics()
+            drafted = self._run(self.source, None, pairs, statistics)
             self._keep("mtp", "mtp.layers.0.self_attn", statistics)
             head_inputs += drafted
         statistics = self._statistics()
@@ -109,20 +110,25 @@ class _Run:
 
     def _decoder_layer(self, layer: int, rows: list[F32]) -> list[F32]:
         """Keep what is found; what the layer returns for each text."""
-        statistics, out = self._observe(self.source, layer, rows)
+        statistics = self._statistics()
+        out = self._run(self.source, layer, rows, statistics)
         matrices = self._keep(f"layer-{layer:03}", f"layers.{layer}.self_attn", statistics)
-        return self._observe(_Replaced(self.source, matrices), layer, rows)[1] if matrices else out
+        return self._run(_Replaced(self.source, matrices), layer, rows) if matrices else out
 
-    def _observe(self, source: Source, layer: int | None, rows: list[F32]) -> tuple[LayerStatistics, list[F32]]:
-        statistics, out = self._statistics(), []
+    def _run(
+        self, source: Source, layer: int | None, rows: list[F32], statistics: LayerStatistics | None = None
+    ) -> list[F32]:
+        """What a layer returns for each text; what goes into its matrices is counted in `statistics`."""
+        out: list[F32] = []
         longest = max(map(len, self.texts))
         with tempfile.TemporaryDirectory(dir=self.folder) as name:
             graph = LayerGraph(source, layer, Path(name), positions=longest, threads=self.threads)
             for text, ids in zip(rows, self.texts, strict=True):
                 seen = graph.run(text, np.array(ids if layer is not None else ids[1:], np.int64))
-                statistics.add(seen)
+                if statistics is not None:
+                    statistics.add(seen)
                 out.append(seen.out)
-        return statistics, out
+        return out
 
     def _statistics(self) -> LayerStatistics:
         return LayerStatistics(self.modules, moments=self.feedback)
