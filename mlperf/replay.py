@@ -20,7 +20,6 @@ from rich.table import Table
 from edgellm.decode.params import SamplingParams
 from edgellm.errors import EdgeLLMError
 from edgellm.mlperf.trace import Conversation, turn_requests
-from edgellm.runtime.types import Usage
 
 if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
@@ -105,7 +104,7 @@ def replay_bundle(
             last.usage.completion_tokens,
             timing.first_token_s,
             timing.total_s - timing.first_token_s,
-            _accepted_length(last.usage),
+            last.usage.accepted_length,
         )
 
     return _run(send, recorded, options, console)
@@ -180,10 +179,6 @@ def schedule(recorded: Sequence[Conversation], options: ReplayOptions) -> Iterat
 def _batched(items: Sequence[Conversation], size: int) -> Iterator[Sequence[Conversation]]:
     for start in range(0, len(items), size):
         yield items[start : start + size]
-
-
-def _accepted_length(usage: Usage) -> float | None:
-    return 1 + usage.accepted_tokens / usage.verify_steps if usage.verify_steps else None
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float | None:

@@ -69,8 +69,8 @@ class Metrics:
         self._drafted.inc(usage.drafted_tokens)
         self._accepted.inc(usage.accepted_tokens)
         self._verify.inc(usage.verify_steps)
-        if usage.verify_steps:
-            self._length.observe(1 + usage.accepted_tokens / usage.verify_steps)
+        if usage.accepted_length is not None:
+            self._length.observe(usage.accepted_length)
         if timing is None or usage.completion_tokens == 0:
             return
         self._queue.observe(timing.queued_s)

@@ -98,6 +98,11 @@ class Checkpoint:
         """Canonical names of all tensors, in layer order."""
         return tuple(self.spec.expected_tensors())
 
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """Canonical names of the tensors of two dimensions, in layer order."""
+        return tuple(name for name, shape in self.spec.expected_tensors().items() if len(shape) == 2)
+
     def tensor(self, name: str) -> NDArray[Any]:
         """Read-only array of the unquantized tensor `name` (canonical) in its stored dtype and shape.
 

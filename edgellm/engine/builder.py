@@ -22,8 +22,7 @@ from edgellm.progress import Progress
 
 def default_recipe(source: Checkpoint) -> str:
     """Name of the shipped recipe that keeps the checkpoint's values: matrices in NVFP4 stay so."""
-    matrices = (name for name, shape in source.spec.expected_tensors().items() if len(shape) == 2)
-    return "cpu-nvfp4" if any(source.kind(name) == "nvfp4" for name in matrices) else "cpu-f32"
+    return "cpu-nvfp4" if any(source.kind(name) == "nvfp4" for name in source.matrices) else "cpu-f32"
 
 
 def build_bundle(
@@ -86,8 +85,7 @@ def build_bundle(
 
 
 def _has_input_scales(source: Checkpoint) -> bool:
-    matrices = [name for name, shape in source.spec.expected_tensors().items() if len(shape) == 2]
-    weights = (source.weight(name) for name in matrices)
+    weights = map(source.weight, source.matrices)
     return any(isinstance(weight, Nvfp4Weight) and weight.input_scale is not None for weight in weights)
 
 

@@ -43,8 +43,14 @@ class Calibration:
         amax = self._value(f"{module}.input_amax")
         return global_scale_of(amax if amax > 0 else np.float32(E2M1_MAX))
 
-    def kv_scale(self, name: str) -> np.float32:
-        """amax / 448 of a cache, 1 if that is 0; `name` is the attention's with ``.k`` or ``.v``."""
+    def kv_scale(self, name: str) -> np.float32 | None:
+        """amax / 448 of a cache, 1 if that is 0; None for what is no cache of the model.
+
+        Args:
+            name: the attention's, with ``.k`` or ``.v``.
+        """
+        if f"{name}_amax" not in self._files:
+            return None
         amax = self._value(f"{name}_amax")
         return amax / np.float32(E4M3_MAX) if amax > 0 else np.float32(1)
 

@@ -52,9 +52,11 @@ def quantize(
     from edgellm.memory_watch import watched_memory
     from edgellm.progress import bars
     from edgellm.quantize.report import print_errors
+    from edgellm.quantize.texts import read_texts
 
-    source = resolve(checkpoint, revision=revision, offline=offline)
-    texts = [] if calib is None else _calibration_texts(source, calib, limit, length)
+    source = Checkpoint.open(resolve(checkpoint, revision=revision, offline=offline))
+    longest = min(length, source.spec.max_positions)
+    texts = [] if calib is None else [text.ids for text in read_texts(calib, source.path, limit=limit, longest=longest)]
     choices = {
         "only": tuple(only or ()),
         "spare": tuple(spare or ()),
@@ -71,14 +73,13 @@ def quantize(
         print(json.dumps([asdict(error) for error in errors]))
     else:
         print_errors(errors, Console())
-    opened = Checkpoint.open(source)
-    for note in [*opened.warnings, *_left(recipe, opened), _used(texts)]:
+    for note in [*source.warnings, *_left(recipe, source), _used(texts)]:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     console.print(f"wrote {out}; {peak}", markup=False, soft_wrap=True)
 
 
 def _by_modelopt(
-    source: Path, out: Path, texts: list[list[int]], choices: Mapping[str, Any], progress: Progress
+    source: Checkpoint, out: Path, texts: list[list[int]], choices: Mapping[str, Any], progress: Progress
 ) -> list[Error]:
     from edgellm.checkpoint.reader import Checkpoint
     from edgellm.quantize.loss import weight_errors
@@ -86,12 +87,12 @@ def _by_modelopt(
 
     if any(choices.values()):
         raise ConfigError("--recipe modelopt takes none of --only, --except, --weight-only and --feedback")
-    quantize_with_modelopt(source, out, texts, progress=progress)
-    return weight_errors(Checkpoint.open(source), Checkpoint.open(out))
+    quantize_with_modelopt(source.path, out, texts, progress=progress)
+    return weight_errors(source, Checkpoint.open(out))
 
 
 def _by_ourselves(
-    source: Path,
+    source: Checkpoint,
     out: Path,
     recipe: str,
     texts: list[list[int]],
@@ -121,15 +122,3 @@ def _used(texts: list[list[int]]) -> str:
     if not texts:
         return "not calibrated: no scales of activations and of the KV cache"
     return f"calibrated on {len(texts)} texts of {sum(map(len, texts))} tokens"
-
-
-def _calibration_texts(source: Path, file: Path, limit: int, length: int) -> list[list[int]]:
-    from edgellm.checkpoint.reader import Checkpoint
-    from edgellm.quantize.texts import token_texts
-    from edgellm.text.chat import ChatRenderer
-    from edgellm.text.tokenizer import Tokenizer
-
-    length = min(length, Checkpoint.open(source).spec.max_positions)
-    tokenizer = Tokenizer.load(source)
-    renderer = ChatRenderer.load(source, tokenizer)
-    return [text.ids for text in token_texts(file, tokenizer, renderer, limit=limit, longest=length)]

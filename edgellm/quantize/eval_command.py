@@ -73,20 +73,16 @@ def _measure(
     from edgellm.engine.registry import open_executor
     from edgellm.progress import bars
     from edgellm.quantize.quality import accepted_length, measure_quality
-    from edgellm.quantize.texts import token_texts
+    from edgellm.quantize.texts import read_texts
     from edgellm.runtime.llm import LLM
-    from edgellm.text.chat import ChatRenderer
-    from edgellm.text.tokenizer import Tokenizer
 
     if 0 < generate < _FEWEST:
         raise ConfigError(f"--generate must be 0 or at least {_FEWEST}: the end of a short answer cuts drafts off")
     opened = [Bundle.open(path) for path in bundles]
     if len({(bundle.path / "tokenizer.json").read_bytes() for bundle in opened}) > 1:
         raise ConfigError("the bundles have different tokenizers")
-    tokenizer = Tokenizer.load(opened[-1].path)
-    renderer = ChatRenderer.load(opened[-1].path, tokenizer)
     longest = min(length, *(bundle.manifest.context for bundle in opened))
-    texts = list(token_texts(data, tokenizer, renderer, limit=limit, longest=longest))
+    texts = read_texts(data, opened[-1].path, limit=limit, longest=longest)
     with bars(Console(stderr=True)) as progress:
         with ExitStack() as stack:
             executors = [

@@ -24,8 +24,8 @@ def refuse_quantized(checkpoint: Checkpoint) -> None:
     Raises:
         ConfigError: names the first that is not.
     """
-    for name, shape in checkpoint.spec.expected_tensors().items():
-        if len(shape) == 2 and (kind := checkpoint.kind(name)) not in PLAIN.values():
+    for name in checkpoint.matrices:
+        if (kind := checkpoint.kind(name)) not in PLAIN.values():
             raise ConfigError(f"{checkpoint.path} is quantized already: {name} is {kind}")
 
 

@@ -63,7 +63,7 @@ def chosen_modules(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]]) -> dic
     Raises:
         ConfigError: a pattern means no module, a fused group is chosen in part, or nothing is left.
     """
-    linear = [name.removesuffix(".weight") for name, shape in shapes.items() if _may(name, shape, recipe)]
+    linear = [module for module, columns in _meant(recipe, shapes).items() if columns % BLOCK == 0]
     for pattern in (*recipe.only, *recipe.spare):
         if not any(matches(pattern, module) for module in linear):
             raise ConfigError(f"{pattern!r} means none of the modules that can be quantized")
@@ -88,16 +88,17 @@ def chosen_modules(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]]) -> dic
 
 def unfit_modules(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
     """Modules that the recipe means but whose columns are no multiple of 16."""
-    return [
-        name.removesuffix(".weight")
-        for name, shape in shapes.items()
-        if len(shape) == 2 and shape[1] % BLOCK and _may(name, (shape[0], BLOCK), recipe)
-    ]
+    return [module for module, columns in _meant(recipe, shapes).items() if columns % BLOCK]
 
 
-def _may(name: str, shape: tuple[int, ...], recipe: Recipe) -> bool:
-    module = name.removesuffix(".weight")
-    if len(shape) != 2 or shape[1] % BLOCK or module == "embed_tokens" or module.endswith(_KEPT):
+def _meant(recipe: Recipe, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
+    """Modules that the recipe's switches mean → columns."""
+    matrices = {name.removesuffix(".weight"): shape[1] for name, shape in shapes.items() if len(shape) == 2}
+    return {module: columns for module, columns in matrices.items() if _may(module, recipe)}
+
+
+def _may(module: str, recipe: Recipe) -> bool:
+    if module == "embed_tokens" or module.endswith(_KEPT):
         return False
     if module == "lm_head":
         return recipe.lm_head

@@ -44,6 +44,12 @@ def check_tokens(texts: Sequence[Sequence[int]], vocab: int) -> None:
             raise ConfigError(f"text {number} of those to calibrate on has a token outside the vocabulary of {vocab}")
 
 
+def read_texts(path: Path, folder: Path, *, limit: int | None, longest: int) -> list[Text]:
+    """`token_texts` of `path`, all at once, with the tokenizer and chat template of a checkpoint or bundle `folder`."""
+    tokenizer = Tokenizer.load(folder)
+    return list(token_texts(path, tokenizer, ChatRenderer.load(folder, tokenizer), limit=limit, longest=longest))
+
+
 def token_texts(
     path: Path, tokenizer: Tokenizer, renderer: ChatRenderer, *, limit: int | None, longest: int
 ) -> Iterator[Text]:

@@ -45,7 +45,7 @@ _Layout = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 
 
 def quantize_checkpoint(
-    source: str | Path,
+    source: str | Path | Checkpoint,
     out: str | Path,
     recipe: Recipe,
     *,
@@ -56,6 +56,7 @@ def quantize_checkpoint(
     """Write the checkpoint `source` to the folder `out` with its matrices in NVFP4; what each of them lost.
 
     Args:
+        source: its folder, or the opened one.
         texts: token ids of texts to calibrate on, two at least of each. They give the scales of activations and of an
             FP8 KV cache; without them activations stay as they are (W4A16) and nothing is said of the KV cache.
         threads: of calibration; one for each physical core by default.
@@ -69,11 +70,11 @@ def quantize_checkpoint(
     """
     if recipe.feedback and not texts:
         raise ConfigError("error feedback needs texts to calibrate on")
-    checkpoint, target = Checkpoint.open(source), Path(out)
+    checkpoint = source if isinstance(source, Checkpoint) else Checkpoint.open(source)
     refuse_quantized(checkpoint)
     check_tokens(texts, checkpoint.spec.vocab)
     groups = chosen_modules(recipe, checkpoint.spec.expected_tensors())
-    job = _Job(checkpoint, target, groups, recipe, progress)
+    job = _Job(checkpoint, Path(out), groups, recipe, progress)
     job.begin(texts)
     if texts:
         job.calibrate(texts, threads)
@@ -213,9 +214,9 @@ class _Job:
             return scales
         if self._activations and module in self._groups:
             scales["input_scale"] = self._calibration.input_scale(module)
-        for part in "kv":
-            if f"{module}.weight" in self._checkpoint.names and module.endswith(f".self_attn.{part}_proj"):
-                scales[f"{part}_scale"] = self._calibration.kv_scale(module.removesuffix("_proj"))
+        cache = module.removesuffix("_proj")
+        if (scale := self._calibration.kv_scale(cache)) is not None:
+            scales[f"{cache[-1]}_scale"] = scale
         return scales
 
     def _quantized(self, module: str) -> tuple[Nvfp4, Error]:

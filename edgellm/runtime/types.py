@@ -60,6 +60,11 @@ class Usage:
     def prefilled_tokens(self) -> int:
         return self.prompt_tokens - self.cached_tokens
 
+    @property
+    def accepted_length(self) -> float | None:
+        """Mean tokens per verify step, the root included; None when nothing was verified."""
+        return 1 + self.accepted_tokens / self.verify_steps if self.verify_steps else None
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:

@@ -33,11 +33,9 @@ from edgellm.quantize.loss import weight_errors
 from edgellm.quantize.modelopt import quantize_with_modelopt
 from edgellm.quantize.plan import named_recipe
 from edgellm.quantize.quality import measure_quality
-from edgellm.quantize.texts import Text, token_texts
+from edgellm.quantize.texts import Text, read_texts
 from edgellm.quantize.writer import quantize_checkpoint
 from edgellm.runtime.llm import LLM
-from edgellm.text.chat import ChatRenderer
-from edgellm.text.tokenizer import Tokenizer
 
 _SEED = 77  # of the scored conversations, as evaluate.py has it
 
@@ -57,10 +55,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, help="CPU threads (default: the machine's cores)")
     args = parser.parse_args()
     source = resolve(args.checkpoint)
-    tokenizer = Tokenizer.load(source)
-    read = partial(token_texts, tokenizer=tokenizer, renderer=ChatRenderer.load(source, tokenizer), longest=args.length)
+    read = partial(read_texts, folder=source, longest=args.length)
     calibration = [text.ids for text in read(args.calib, limit=args.calib_limit)]
-    texts = list(read(args.data, limit=args.limit))
+    texts = read(args.data, limit=args.limit)
     if any(text.ids in calibration for text in texts):
         parser.error("--data repeats texts of --calib")
     recipe = replace(named_recipe("nvfp4"), feedback=args.feedback)
