@@ -1,0 +1,24 @@
+"""Kernels that make and walk trees of draft tokens."""
+
+from __future__ import annotations
+
+from edgellm.kernels.reference import tree as reference
+from edgellm.kernels.spec import CONTROL, Kernel, Param
+
+TREE_BUILD = Kernel(
+    name="tree_build",
+    source="tree_build.cu",
+    params=(
+        Param("parents", "i32", "in", lambda s: (s.rows,)),
+        Param("control", "i32", "in", lambda s: (CONTROL,)),
+        Param("ancestors", "i32", "inout", lambda s: (s.tail, s.words)),
+        Param("depths", "i32", "inout", lambda s: (s.tail,)),
+        Param("positions", "i32", "out", lambda s: (s.rows,)),
+    ),
+    grid=lambda s: (1, 1, 1),
+    threads=lambda s: 32,
+    defines=lambda s: {"ROWS": s.rows, "TAIL": s.tail, "WORDS": s.words, "POSITIONS": s.positions},
+    reference=reference.tree_build,
+    refuses=lambda s: None,
+    plugin=False,
+)
