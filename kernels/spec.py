@@ -23,6 +23,14 @@ Shape = tuple[int, ...]
 Tensors = Mapping[str, NDArray[Any]]
 Reference = Callable[[Sizes, Tensors], None]
 
+_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+    "f16": np.dtype(np.float16),
+    "f32": np.dtype(np.float32),
+    "i32": np.dtype(np.int32),
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+}
+
 # The control block i32[8]: what changes from step to step. Kernels read it, the host or tree_accept writes it.
 CONTROL: Final = 8
 CONTEXT: Final = 0  # committed tokens of the slot
@@ -64,9 +72,7 @@ class Kernel:
 
 def numpy_dtype(dtype: Dtype, sizes: Sizes) -> np.dtype[Any]:
     """The NumPy type of a buffer; E4M3 is ``float8_e4m3fn``."""
-    if dtype == "io":
-        return np.dtype({"bf16": ml_dtypes.bfloat16, "f16": np.float16, "f32": np.float32}[sizes.io])
-    return np.dtype({"f32": np.float32, "i32": np.int32, "e4m3": ml_dtypes.float8_e4m3fn}[dtype])
+    return _DTYPES[sizes.io if dtype == "io" else dtype]
 
 
 def empty_tensors(kernel: Kernel, sizes: Sizes) -> dict[str, NDArray[Any]]:

@@ -122,6 +122,10 @@ class GraphBuilder:
         """Reshape; 0 keeps a dimension, -1 infers one."""
         return self.op("Reshape", [value, self.const(shape)])
 
+    def cast(self, value: str, dtype: DTypeLike, output: str | None = None) -> str:
+        """The value as another dtype."""
+        return self.op("Cast", [value], output=output, to=tensor_type(dtype))
+
     def function(
         self, kind: str, inputs: Sequence[str], outputs: Sequence[str], body: Callable[[GraphBuilder], None]
     ) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edgellm.checkpoint.spec import LinearSpec
 from edgellm.graph.builder import Dim, GraphBuilder
+from edgellm.graph.indices import MASKED
 from edgellm.graph.lowering.base import DeltaWeights, Ops
 
 MAX_TREE: Final = 16  # nodes, root included
@@ -39,7 +40,7 @@ class Masks(NamedTuple):
 def tree_masks(g: GraphBuilder, tree_mask: str) -> Masks:
     """From tree_mask f32 [1, 1, S, S], 0 for ancestors and self and -1e30 elsewhere, S <= MAX_TREE."""
     size = g.op("Shape", [tree_mask], start=2, end=3)
-    table = _half_masks()
+    table = _half_masks(MAX_TREE)
     ends = g.op("Concat", [size, size], axis=0)
     cut = g.op("Slice", [g.const(table, np.float32), g.const([0, 0]), ends, g.const([1, 2])])
     parts = g.split(cut, [1] * len(table), axis=0)
@@ -48,12 +49,20 @@ def tree_masks(g: GraphBuilder, tree_mask: str) -> Masks:
     return Masks(include, g.op("Unsqueeze", [tree_mask, g.const([0])]), identity, tuple(halves))
 
 
-def _half_masks() -> NDArray[np.float32]:
-    """[1 + levels, MAX_TREE, MAX_TREE]: the identity, then `Masks.halves`."""
-    i, j = np.indices((MAX_TREE, MAX_TREE))
-    levels = range(MAX_TREE.bit_length() - 1)
+def chain_masks(g: GraphBuilder, size: int) -> Masks:
+    """The masks of a chain of `size` nodes, a power of two, as constants."""
+    include = np.tri(size, dtype=np.float32)
+    identity, *halves = (g.const(table, np.float32) for table in _half_masks(size))
+    bias = g.const(np.where(include > 0, 0, MASKED)[None, None, None], np.float32)
+    return Masks(g.const(include, np.float32), bias, identity, tuple(halves))
+
+
+def _half_masks(size: int) -> NDArray[np.float32]:
+    """[1 + log2 size, size, size]: the identity, then `Masks.halves`."""
+    i, j = np.indices((size, size))
+    levels = range(size.bit_length() - 1)
     halves = [-((i > j) & (i >> n + 1 == j >> n + 1) & (i >> n != j >> n)).astype(np.float32) for n in levels]
-    return np.stack([np.eye(MAX_TREE, dtype=np.float32), *halves])
+    return np.stack([np.eye(size, dtype=np.float32), *halves])
 
 
 class Capsule(NamedTuple):
@@ -72,6 +81,57 @@ def declare_capsule(g: GraphBuilder, spec: LinearSpec, layer: int) -> Capsule:
         g.output(f"cap_k_{layer}", np.float32, [1, heads, 1, "S", spec.key_dim]),
         g.output(f"cap_g_{layer}", np.float32, [1, heads, ratio, "S", 1]),
     )
+
+
+class Coupled(NamedTuple):
+    """Nodes of n trees of S nodes each and what they have to do with each other; no state yet."""
+
+    qk: str  # f32 [n, Hk, 1, 2S, dk]: queries, then keys, of length 1
+    q: str  # f32 [n, Hk, 1, S, dk]
+    k: str  # f32 [n, Hk, 1, S, dk]
+    v: str  # f32 [n, Hk, r, S, dv]
+    beta: str  # f32 [n, Hk, r, S, 1]
+    total: str  # f32 [n, Hk, r, S, 1]: G
+    grown: str  # f32 [n, Hk, r, S, 1]: e^G
+    attention: str  # f32 [n, Hk, r, S, S]: A
+    inverse: str  # f32 [n, Hk, r, S, S]: (I + L)^-1
+
+
+def couple(
+    g: GraphBuilder,
+    ops: Ops,
+    masks: Masks,
+    mixed: str,
+    log_decay: str,
+    beta: str,
+    k: str | None = None,
+    total: str | None = None,
+) -> Coupled:
+    """Values of the nodes.
+
+    Args:
+        mixed: what the convolution gave, f32 [n, S, channels].
+        log_decay, beta: f32 [n, S, Hv].
+        k, total: names for those values.
+    """
+    spec = ops.source.spec.linear
+    heads, ratio = spec.key_heads, spec.value_heads // spec.key_heads
+
+    def by_head(x: str, size: int, output: str | None = None) -> str:  # [n, S, Hv * size] -> [n, Hk, r, S, size]
+        return g.op("Transpose", [g.reshape(x, [0, 0, heads, ratio, size])], perm=[0, 2, 3, 1, 4], output=output)
+
+    qk, v = g.split(mixed, [2 * heads * spec.key_dim, spec.value_heads * spec.value_dim])
+    qk = g.op("Transpose", [unit_heads(g, ops, qk)], perm=[0, 3, 2, 1, 4])  # [n, Hk, 2, S, dk]
+    qk = g.reshape(qk, [0, 0, 1, -1, spec.key_dim])  # [n, Hk, 1, 2S, dk]
+    q, k = g.ops("Split", [qk], [f"{k or qk}_q", k or f"{qk}_k"], axis=3, num_outputs=2)
+    beta, total = by_head(beta, 1), by_head(g.op("MatMul", [masks.include, log_decay]), 1, total)
+    grown = g.op("Exp", [total])
+    between = g.op("Sub", [total, g.op("Transpose", [total], perm=[0, 1, 2, 4, 3])])
+    between = g.op("Exp", [g.op("Add", [between, masks.bias])])  # e^(G_i - G_j) for ancestors and self, else 0
+    q_k, k_k = _halves(g, g.op("MatMul", [qk, g.op("Transpose", [k], perm=[0, 1, 2, 4, 3])]))
+    inverse = _inverse(g, masks, g.op("Mul", [g.op("Mul", [beta, between]), k_k]))
+    attention = g.op("Mul", [between, q_k])
+    return Coupled(qk, q, k, by_head(v, spec.value_dim), beta, total, grown, attention, inverse)
 
 
 def tree_block(
@@ -95,31 +155,24 @@ def tree_block(
     """
     spec = ops.source.spec.linear
     heads, ratio = spec.key_heads, spec.value_heads // spec.key_heads
-
-    def by_head(x: str, size: int, output: str | None = None) -> str:  # [1, S, Hv * size] -> [1, Hk, r, S, size]
-        return g.op("Transpose", [g.reshape(x, [0, 0, heads, ratio, size])], perm=[0, 2, 3, 1, 4], output=output)
-
-    def halves(x: str) -> list[str]:
-        return g.ops("Split", [x], 2, axis=3, num_outputs=2)
-
-    mixed = convolve(g, ops, rows, weights)
-    qk, v = g.split(mixed, [2 * heads * spec.key_dim, spec.value_heads * spec.value_dim])
-    qk = g.op("Transpose", [unit_heads(g, ops, qk)], perm=[0, 3, 2, 1, 4])  # [1, Hk, 2, S, dk]
-    qk = g.reshape(qk, [0, 0, 1, -1, spec.key_dim])  # [1, Hk, 1, 2S, dk]
-    k = g.ops("Split", [qk], [f"{capsule.k}_q", capsule.k], axis=3, num_outputs=2)[1]
     log_decay, beta = ops.gates(g, a, b, weights.decay, weights.bias)
-    beta, total = by_head(beta, 1), by_head(g.op("MatMul", [masks.include, log_decay]), 1, capsule.total)
-    grown = g.op("Exp", [total])
-    between = g.op("Sub", [total, g.op("Transpose", [total], perm=[0, 1, 2, 4, 3])])
-    between = g.op("Exp", [g.op("Add", [between, masks.bias])])  # e^(G_i - G_j) for ancestors and self, else 0
-    q_k, k_k = halves(g.op("MatMul", [qk, g.op("Transpose", [k], perm=[0, 1, 2, 4, 3])]))
-    q_s, k_s = halves(g.op("MatMul", [qk, g.reshape(state, [0, heads, ratio, spec.key_dim, spec.value_dim])]))
-    right = g.op("Mul", [beta, g.op("Sub", [by_head(v, spec.value_dim), g.op("Mul", [grown, k_s])])])
-    inverse = _inverse(g, masks, g.op("Mul", [g.op("Mul", [beta, between]), k_k]))
-    u = g.op("MatMul", [inverse, right], output=capsule.u)
-    y = g.op("Add", [g.op("Mul", [grown, q_s]), g.op("MatMul", [g.op("Mul", [between, q_k]), u])])
+    mixed = convolve(g, ops, rows, weights)
+    nodes = couple(g, ops, masks, mixed, log_decay, beta, capsule.k, capsule.total)
+    state = g.reshape(state, [0, heads, ratio, spec.key_dim, spec.value_dim])
+    q_s, k_s = _halves(g, g.op("MatMul", [nodes.qk, state]))
+    right = g.op("Mul", [nodes.beta, g.op("Sub", [nodes.v, g.op("Mul", [nodes.grown, k_s])])])
+    u = g.op("MatMul", [nodes.inverse, right], output=capsule.u)
+    return scaled_rows(g, spec, g.op("Add", [g.op("Mul", [nodes.grown, q_s]), g.op("MatMul", [nodes.attention, u])]))
+
+
+def scaled_rows(g: GraphBuilder, spec: LinearSpec, y: str) -> str:
+    """y / sqrt(dk) from [n, Hk, r, S, dv] to [n, S, Hv * dv]."""
     y = g.op("Mul", [y, g.const(1 / math.sqrt(spec.key_dim), np.float32)])
     return g.reshape(g.op("Transpose", [y], perm=[0, 3, 1, 2, 4]), [0, 0, spec.value_heads * spec.value_dim])
+
+
+def _halves(g: GraphBuilder, x: str) -> list[str]:
+    return g.ops("Split", [x], 2, axis=3, num_outputs=2)
 
 
 def _inverse(g: GraphBuilder, masks: Masks, coupling: str) -> str:

@@ -18,11 +18,14 @@ from onnx import TensorProto
 
 ALIGNMENT: Final = 4096
 AnyArray = NDArray[Any]
+FP4: Final = np.dtype(ml_dtypes.float4_e2m1fn)  # its pieces are u8, two values per byte, the even column in the low half
 
 _TENSOR_TYPES: Final[dict[np.dtype[Any], int]] = {
     np.dtype(np.float32): TensorProto.FLOAT,
     np.dtype(np.float16): TensorProto.FLOAT16,
     np.dtype(ml_dtypes.bfloat16): TensorProto.BFLOAT16,
+    np.dtype(ml_dtypes.float8_e4m3fn): TensorProto.FLOAT8E4M3FN,
+    FP4: TensorProto.FLOAT4E2M1,
     np.dtype(np.uint8): TensorProto.UINT8,
     np.dtype(np.int8): TensorProto.INT8,
     np.dtype(np.int32): TensorProto.INT32,
@@ -67,16 +70,20 @@ class WeightFile:
     def stream(
         self, name: str, dtype: DTypeLike, shape: Sequence[int], pieces: Callable[[], Iterable[AnyArray]]
     ) -> TensorProto:
-        """The tensor `name` of `shape`; `pieces` makes it in order, piece by piece, when it is not in the file yet."""
+        """The tensor `name` of `shape`; `pieces` makes it in order, piece by piece, when it is not in the file yet.
+
+        A tensor of dtype `FP4` is made of u8 pieces with two values per byte.
+        """
         if name not in self._tensors:
             self._write(b"\0" * (-self._end % ALIGNMENT))
-            start = self._end
+            start, packed = self._end, np.dtype(dtype) == FP4
+            stored = np.dtype(np.uint8 if packed else dtype)
             for piece in pieces():
-                if piece.dtype != np.dtype(dtype):
+                if piece.dtype != stored:
                     raise TypeError(f"weight {name!r} is declared {np.dtype(dtype)} but a piece is {piece.dtype}")
                 if piece.size:
                     self._write(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)
-            size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            size = int(np.prod(shape, dtype=np.int64)) * stored.itemsize // (2 if packed else 1)
             if self._end - start != size:
                 raise ValueError(f"weight {name!r} {tuple(shape)} takes {size} bytes but {self._end - start} were made")
             self._spans[name] = (start, size)

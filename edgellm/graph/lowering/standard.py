@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from edgellm.checkpoint.spec import AttentionSpec, LinearSpec
 from edgellm.graph.builder import LOCAL, Dim, GraphBuilder
@@ -115,18 +116,21 @@ class FunctionTree:
 class MaskedAttention:
     """`AttentionForm` over past rows and new rows with a float mask; keeping the cache is up to the caller.
 
-    Inputs: positions i64 [1, S], attn_bias f32 [1, 1, S, P + S]; per layer past keys and values f32
-    [1, KV, P, head_dim] (``k_3``). Outputs: new rows f32 [1, KV, S, head_dim] (``k_new_3``).
+    Inputs: positions i64 [1, S], attn_bias [1, 1, S, P + S]; per layer past keys and values [1, KV, P, head_dim]
+    (``k_3``). Outputs: new rows [1, KV, S, head_dim] (``k_new_3``). All of them, and the activations, are of `dtype`;
+    RoPE is computed in float32.
     """
 
     positions: str
     bias: str
     rope: RopeTables
+    dtype: np.dtype[Any]
 
     @classmethod
-    def declare(cls, g: GraphBuilder, rope: RopeTables) -> Self:
+    def declare(cls, g: GraphBuilder, rope: RopeTables, dtype: DTypeLike = np.float32) -> Self:
         """Declare the inputs that all layers share."""
-        return cls(g.input("positions", np.int64, [1, "S"]), g.input("attn_bias", np.float32, [1, 1, "S", "T"]), rope)
+        bias = g.input("attn_bias", dtype, [1, 1, "S", "T"])
+        return cls(g.input("positions", np.int64, [1, "S"]), bias, rope, np.dtype(dtype))
 
     def attend(
         self, g: GraphBuilder, ops: Ops, cache: tuple[str, str], qkv: tuple[str, str, str], scales: tuple[str, str]
@@ -134,13 +138,13 @@ class MaskedAttention:
         spec = ops.source.spec.attention
         past: list[Dim] = [1, spec.kv_heads, "P", spec.head_dim]
         new: list[Dim] = [1, spec.kv_heads, "S", spec.head_dim]
-        names = [g.output(new_rows(name), np.float32, new) for name in cache]
+        names = [g.output(new_rows(name), self.dtype, new) for name in cache]
         q = self._rotated(g, ops, qkv[0], scales[0], spec, spec.heads)
         k = self._rotated(g, ops, qkv[1], scales[1], spec, spec.kv_heads, names[0])
         v = g.reshape(qkv[2], [0, 0, spec.kv_heads, spec.head_dim])
         v = g.op("Transpose", [v], perm=[0, 2, 1, 3], output=names[1])
         rows = [
-            g.op("Concat", [g.input(name, np.float32, past), row], axis=2)
+            g.op("Concat", [g.input(name, self.dtype, past), row], axis=2)
             for name, row in zip(cache, (k, v), strict=True)
         ]
         context = g.op("Transpose", [g.op("Attention", [q, *rows, self.bias])], perm=[0, 2, 1, 3])
@@ -151,8 +155,11 @@ class MaskedAttention:
     ) -> str:
         normed = ops.norm(g, g.reshape(x, [0, 0, heads, spec.head_dim]), scale)
         by_head = g.op("Transpose", [normed], perm=[0, 2, 1, 3])
-        inputs = [by_head, *self.rope, self.positions]
-        return g.op("RotaryEmbedding", inputs, output=output, rotary_embedding_dim=spec.rotary_dim)
+        inputs, width = [*self.rope, self.positions], spec.rotary_dim
+        if self.dtype == np.float32:
+            return g.op("RotaryEmbedding", [by_head, *inputs], output=output, rotary_embedding_dim=width)
+        turned = g.op("RotaryEmbedding", [g.cast(by_head, np.float32), *inputs], rotary_embedding_dim=width)
+        return g.cast(turned, self.dtype, output)
 
 
 def new_rows(name: str) -> str:
