@@ -7,7 +7,6 @@ or waits at a barrier that not all threads reach raises `KernelFault`.
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
 import subprocess
 import tempfile
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgellm.errors import ConfigError
 from edgellm.kernels.sizes import Sizes
-from edgellm.kernels.source import SHIM, definitions, digest, text
+from edgellm.kernels.source import SHIM, cache_folder, definitions, digest, text
 from edgellm.kernels.spec import Kernel, Tensors, check_tensors
 
 _GUARD: Final = 256  # bytes before and after every buffer
@@ -94,11 +93,10 @@ def _compiled(kernel: Kernel, sizes: Sizes) -> Path:
     if compiler is None:
         raise ConfigError("running kernels on the CPU needs g++, which is not installed")
     key = digest(kernel, sizes, text(SHIM), _FLAGS_KEY)
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm" / "kernels"
+    folder = cache_folder()
     target = folder / f"{kernel.name}-{key[:24]}.so"
     if target.exists():
         return target
-    folder.mkdir(parents=True, exist_ok=True)
     macros = [f"-D{entry}" for entry in ("CPU_EMU", *definitions(kernel, sizes))]
     with (
         resources.as_file(resources.files("edgellm.kernels").joinpath("cuda")) as sources,
