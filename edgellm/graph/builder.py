@@ -7,7 +7,7 @@ weights referring to the shared weight file (see `weight_file`), so that several
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,11 +32,13 @@ class GraphBuilder:
         name: of the graph.
         weights: where initializers made by `weight` live; None for a function body, which has none and keeps its
             constants as nodes.
+        sizes: symbolic dimensions of inputs and outputs that have a fixed size in this graph.
     """
 
-    def __init__(self, name: str, weights: WeightFile | None) -> None:
+    def __init__(self, name: str, weights: WeightFile | None, sizes: Mapping[str, int] | None = None) -> None:
         self.name = name
         self._weights = weights
+        self._sizes: Mapping[Dim, int] = dict(sizes or {})
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
@@ -49,12 +51,12 @@ class GraphBuilder:
 
     def input(self, name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> str:
         """Declare a graph input."""
-        self._inputs.append(helper.make_tensor_value_info(name, tensor_type(dtype), shape))
+        self._inputs.append(self._value(name, dtype, shape))
         return name
 
     def output(self, name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> str:
         """Declare a graph output; pass the name as `output` of the node that makes it."""
-        self._outputs.append(helper.make_tensor_value_info(name, tensor_type(dtype), shape))
+        self._outputs.append(self._value(name, dtype, shape))
         return name
 
     def weight(self, name: str, load: Callable[[], AnyArray]) -> str:
@@ -177,6 +179,9 @@ class GraphBuilder:
         model = helper.make_model(graph, opset_imports=self._imports(), functions=functions, producer_name="edgellm")
         model.ir_version = IR_VERSION
         path.write_bytes(model.SerializeToString())
+
+    def _value(self, name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, tensor_type(dtype), [self._sizes.get(dim, dim) for dim in shape])
 
     def _imports(self) -> list[onnx.OperatorSetIdProto]:
         return [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(self._domains))]

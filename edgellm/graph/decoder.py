@@ -6,6 +6,9 @@ gets its name here, from the checkpoint tensor it comes from.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 
 from edgellm.graph.builder import Dim, GraphBuilder
@@ -59,40 +62,87 @@ def norm_scale(g: GraphBuilder, source: Source, name: str) -> str:
     return g.weight(name, lambda: np.float32(1) + vector(source, name))
 
 
+class AttentionInputs(NamedTuple):
+    """Raw projections of a gated-attention layer, [batch, tokens, width] each."""
+
+    q: str
+    gate: str
+    k: str
+    v: str
+
+
+class DeltaInputs(NamedTuple):
+    """Raw projections of a Gated DeltaNet layer, [batch, tokens, width] each."""
+
+    qkv: str
+    z: str
+    b: str
+    a: str
+
+
 def attention(g: GraphBuilder, lowering: Lowering, name: str, cache: tuple[str, str], x: str) -> str:
     """Gated attention: o_proj(softmax(q k^T / sqrt(head_dim)) v * sigmoid(gate))."""
-    ops = lowering.ops
-    model = ops.source.spec
-    q, gate, k, v = ops.project(g, x, f"{name}.in_proj", attention_parts(model.attention, name))
-    scales = (
-        norm_scale(g, ops.source, f"{name}.q_norm.weight"),
-        norm_scale(g, ops.source, f"{name}.k_norm.weight"),
+    inputs = attention_inputs(g, lowering, name, x)
+    context = lowering.attention.attend(
+        g, lowering.ops, cache, (inputs.q, inputs.k, inputs.v), attention_scales(g, lowering.ops.source, name)
     )
-    context = lowering.attention.attend(g, ops, cache, (q, k, v), scales)
+    return attention_output(g, lowering, name, context, inputs.gate)
+
+
+def attention_inputs(
+    g: GraphBuilder, lowering: Lowering, name: str, x: str, outputs: Sequence[str] = ()
+) -> AttentionInputs:
+    """The projections of `x`; `outputs` names them."""
+    parts = attention_parts(lowering.ops.source.spec.attention, name)
+    return AttentionInputs(*lowering.ops.project(g, x, f"{name}.in_proj", parts, outputs))
+
+
+def attention_scales(g: GraphBuilder, source: Source, name: str) -> tuple[str, str]:
+    """Scales of the query and the key norm."""
+    return norm_scale(g, source, f"{name}.q_norm.weight"), norm_scale(g, source, f"{name}.k_norm.weight")
+
+
+def attention_output(g: GraphBuilder, lowering: Lowering, name: str, context: str, gate: str) -> str:
+    """o_proj(context * sigmoid(gate))."""
     gated = g.op("Mul", [context, g.op("Sigmoid", [gate])])
-    return ops.project(g, gated, f"{name}.o_proj", [Part(f"{name}.o_proj.weight", model.hidden)])[0]
+    part = Part(f"{name}.o_proj.weight", lowering.ops.source.spec.hidden)
+    return lowering.ops.project(g, gated, f"{name}.o_proj", [part])[0]
 
 
 def delta_net(g: GraphBuilder, lowering: Lowering, layer: int, x: str) -> str:
     """Gated DeltaNet: out_proj(w * rms(delta rule(silu(conv(qkv)))) * silu(z)), the norm per value head."""
-    ops, name = lowering.ops, f"layers.{layer}.linear_attn"
-    model = ops.source.spec
-    spec = model.linear
+    ops = lowering.ops
+    if lowering.delta is None:
+        raise TypeError(f"the lowering of graph {g.name!r} has no form for the DeltaNet layer {layer}")
+    outputs = [lowering.delta.name_qkv(g, ops.source.spec.linear, layer), "", "", ""]
+    qkv, z, b, a = delta_inputs(g, lowering, layer, x, outputs)
+    y = lowering.delta.mix(g, ops, layer, qkv, b, a, delta_weights(g, ops.source, layer))
+    return delta_output(g, lowering, layer, y, z)
+
+
+def delta_inputs(g: GraphBuilder, lowering: Lowering, layer: int, x: str, outputs: Sequence[str] = ()) -> DeltaInputs:
+    """The projections of `x`; `outputs` names them."""
+    spec, name = lowering.ops.source.spec.linear, f"layers.{layer}.linear_attn"
     width = spec.value_heads * spec.value_dim
     sizes = {"qkv": spec.conv_channels, "z": width, "b": spec.value_heads, "a": spec.value_heads}
     parts = [Part(f"{name}.in_proj_{part}.weight", size) for part, size in sizes.items()]
-    if lowering.delta is None:
-        raise TypeError(f"the lowering of graph {g.name!r} has no form for the DeltaNet layer {layer}")
-    outputs = [lowering.delta.name_qkv(g, spec, layer), "", "", ""]
-    qkv, z, b, a = ops.project(g, x, f"{name}.in_proj", parts, outputs)
-    y = lowering.delta.mix(g, ops, layer, qkv, b, a, _delta_weights(g, ops.source, name))
+    return DeltaInputs(*lowering.ops.project(g, x, f"{name}.in_proj", parts, outputs))
+
+
+def delta_output(g: GraphBuilder, lowering: Lowering, layer: int, y: str, z: str) -> str:
+    """out_proj(w * rms(y) * silu(z)) for the output y [batch, tokens, value heads * value dim] of the recurrence."""
+    ops, name = lowering.ops, f"layers.{layer}.linear_attn"
+    model = ops.source.spec
+    spec = model.linear
     scale = g.weight(f"{name}.norm.weight", lambda: vector(ops.source, f"{name}.norm.weight"))
     normed = ops.norm(g, g.reshape(y, [0, 0, spec.value_heads, spec.value_dim]), scale)
-    gated = g.op("Mul", [g.reshape(normed, [0, 0, width]), ops.silu(g, z)])
+    gated = g.op("Mul", [g.reshape(normed, [0, 0, spec.value_heads * spec.value_dim]), ops.silu(g, z)])
     return ops.project(g, gated, f"{name}.out_proj", [Part(f"{name}.out_proj.weight", model.hidden)])[0]
 
 
-def _delta_weights(g: GraphBuilder, source: Source, name: str) -> DeltaWeights:
+def delta_weights(g: GraphBuilder, source: Source, layer: int) -> DeltaWeights:
+    """Initializers of the layer's convolution and gates."""
+    name = f"layers.{layer}.linear_attn"
     conv = f"{name}.conv1d.weight"  # [channels, 1, kernel]
 
     def tap(j: int) -> str:

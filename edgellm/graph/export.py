@@ -1,7 +1,8 @@
 """Write the graphs of a checkpoint into a folder.
 
 `build_ort_graphs` writes what the ONNX Runtime executor runs: advance (a chain, committed in place), verify (a tree,
-read-only), commit and, with MTP, mtp, over one weight file. `build_canonical` writes the standard-operator form.
+read-only), commit and, with MTP, mtp, over one weight file. `build_tensorrt_graphs` writes what TensorRT compiles.
+`build_canonical` writes the standard-operator form.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from edgellm.graph.commit import add_commit
 from edgellm.graph.decoder import add_decoder
 from edgellm.graph.encodings import WeightFormat
 from edgellm.graph.lowering.base import Lowering
+from edgellm.graph.lowering.block_chain import BlockChain
 from edgellm.graph.lowering.ort import Chain, OrtOps
 from edgellm.graph.lowering.ort_attention import GroupedQuery
 from edgellm.graph.lowering.standard import FunctionTree, MaskedAttention, StandardOps
+from edgellm.graph.lowering.tensorrt import FloatDelta, TensorRtForm, TensorRtOps
 from edgellm.graph.mtp import DRAFT_TOP_K, add_mtp
 from edgellm.graph.rope import rope_tables
 from edgellm.graph.source import Source
@@ -64,8 +67,7 @@ def build_ort_graphs(
     """
     spec = checkpoint.spec
     rows = _positions(spec, positions)
-    if draft_vocab is not None and not _valid_vocab(draft_vocab, spec.vocab):
-        raise ConfigError(f"draft_vocab must be at least {DRAFT_TOP_K} different token ids below {spec.vocab}")
+    _check_vocab(draft_vocab, spec.vocab)
     ops = OrtOps(_Metered(checkpoint, progress) if progress else checkpoint, weights)
     paths = [out_dir / f"{name}.onnx" for name in ("advance", "verify", "commit", "mtp")[: 3 + spec.mtp_layers]]
     with WeightFile(out_dir / WEIGHTS) as file:
@@ -106,6 +108,63 @@ def _grouped(
         cache = f"k_{spec.full_layers[0]}"
     rope = rope_tables(g, spec.attention, positions)
     return GroupedQuery.declare(g, spec.attention, batch, rope, tree=tree, cache=cache, kv_scales=kv_scales)
+
+
+def build_tensorrt_graphs(
+    checkpoint: Source,
+    out_dir: Path,
+    form: TensorRtForm,
+    *,
+    prefill_chunk: int,
+    positions: int | None = None,
+    draft_vocab: Sequence[int] | None = None,
+    progress: Progress | None = None,
+) -> tuple[Path, ...]:
+    """Write the graphs for TensorRT, for one sequence, into the existing folder `out_dir`.
+
+    `verify`, `commit` and `mtp` have the inputs and outputs of the canonical form, `prefill` those of `BlockChain` in
+    place of the tree's; rows and biases of attention are of the activations' dtype, everything else float32.
+
+    Args:
+        checkpoint: an opened checkpoint.
+        form: dtypes and the form of quantized matrices.
+        prefill_chunk: tokens of one run of `prefill`, a multiple of 64.
+        positions, draft_vocab, progress: see `build_ort_graphs`.
+
+    Returns:
+        the paths of verify, prefill, commit and, with MTP, mtp, and, last, the weight file's.
+
+    Raises:
+        ConfigError: an argument is out of range, or a matrix is stored in a form that cannot be multiplied.
+    """
+    spec = checkpoint.spec
+    rows = _positions(spec, positions)
+    _check_vocab(draft_vocab, spec.vocab)
+    ops = TensorRtOps(_Metered(checkpoint, progress) if progress else checkpoint, form)
+    paths = [out_dir / f"{name}.onnx" for name in ("verify", "prefill", "commit", "mtp")[: 3 + spec.mtp_layers]]
+    with WeightFile(out_dir / WEIGHTS) as file:
+
+        def attention(g: GraphBuilder) -> MaskedAttention:
+            return MaskedAttention.declare(g, rope_tables(g, spec.attention, rows), form.dtype)
+
+        g = GraphBuilder("verify", file)
+        add_decoder(g, Lowering(ops, attention(g), FloatDelta(InlineTree.declare(g, spec.linear))), 1)
+        g.save(paths[0])
+
+        g = GraphBuilder("prefill", file, {"S": prefill_chunk})
+        chain = BlockChain.declare(g, spec.linear, prefill_chunk)
+        add_decoder(g, Lowering(ops, attention(g), FloatDelta(chain)), 1)
+        g.save(paths[1])
+
+        g = GraphBuilder("commit", file)
+        add_commit(g, spec)
+        g.save(paths[2])
+
+        if spec.mtp_layers:
+            g = GraphBuilder("mtp", file)
+            add_mtp(g, Lowering(ops, attention(g)), draft_vocab)
+            g.save(paths[3])
+    return (*paths, file.path)
 
 
 def build_canonical(checkpoint: Source, out_dir: Path, *, positions: int | None = None) -> tuple[Path, ...]:
@@ -149,8 +208,9 @@ def _positions(spec: ModelSpec, wanted: int | None) -> int:
     return wanted
 
 
-def _valid_vocab(ids: Sequence[int], vocab: int) -> bool:
-    return len(ids) == len(set(ids)) >= DRAFT_TOP_K and all(0 <= token < vocab for token in ids)
+def _check_vocab(ids: Sequence[int] | None, vocab: int) -> None:
+    if ids is not None and not (len(ids) == len(set(ids)) >= DRAFT_TOP_K and all(0 <= token < vocab for token in ids)):
+        raise ConfigError(f"draft_vocab must be at least {DRAFT_TOP_K} different token ids below {vocab}")
 
 
 class _Metered:

@@ -104,15 +104,14 @@ def couple(
     mixed: str,
     log_decay: str,
     beta: str,
-    k: str | None = None,
-    total: str | None = None,
+    names: tuple[str, str] | None = None,
 ) -> Coupled:
     """Values of the nodes.
 
     Args:
         mixed: what the convolution gave, f32 [n, S, channels].
         log_decay, beta: f32 [n, S, Hv].
-        k, total: names for those values.
+        names: for the values k and total.
     """
     spec = ops.source.spec.linear
     heads, ratio = spec.key_heads, spec.value_heads // spec.key_heads
@@ -123,7 +122,8 @@ def couple(
     qk, v = g.split(mixed, [2 * heads * spec.key_dim, spec.value_heads * spec.value_dim])
     qk = g.op("Transpose", [unit_heads(g, ops, qk)], perm=[0, 3, 2, 1, 4])  # [n, Hk, 2, S, dk]
     qk = g.reshape(qk, [0, 0, 1, -1, spec.key_dim])  # [n, Hk, 1, 2S, dk]
-    q, k = g.ops("Split", [qk], [f"{k or qk}_q", k or f"{qk}_k"], axis=3, num_outputs=2)
+    k, total = names or (f"{qk}_k", None)
+    q, k = g.ops("Split", [qk], [f"{k}_q", k], axis=3, num_outputs=2)
     beta, total = by_head(beta, 1), by_head(g.op("MatMul", [masks.include, log_decay]), 1, total)
     grown = g.op("Exp", [total])
     between = g.op("Sub", [total, g.op("Transpose", [total], perm=[0, 1, 2, 4, 3])])
@@ -157,7 +157,7 @@ def tree_block(
     heads, ratio = spec.key_heads, spec.value_heads // spec.key_heads
     log_decay, beta = ops.gates(g, a, b, weights.decay, weights.bias)
     mixed = convolve(g, ops, rows, weights)
-    nodes = couple(g, ops, masks, mixed, log_decay, beta, capsule.k, capsule.total)
+    nodes = couple(g, ops, masks, mixed, log_decay, beta, (capsule.k, capsule.total))
     state = g.reshape(state, [0, heads, ratio, spec.key_dim, spec.value_dim])
     q_s, k_s = _halves(g, g.op("MatMul", [nodes.qk, state]))
     right = g.op("Mul", [nodes.beta, g.op("Sub", [nodes.v, g.op("Mul", [nodes.grown, k_s])])])

@@ -18,7 +18,7 @@ from onnx import TensorProto
 
 ALIGNMENT: Final = 4096
 AnyArray = NDArray[Any]
-FP4: Final = np.dtype(ml_dtypes.float4_e2m1fn)  # its pieces are u8, two values per byte, the even column in the low half
+FP4: Final = np.dtype(ml_dtypes.float4_e2m1fn)  # pieces are u8, two values per byte, the even column low
 
 _TENSOR_TYPES: Final[dict[np.dtype[Any], int]] = {
     np.dtype(np.float32): TensorProto.FLOAT,

@@ -129,8 +129,8 @@ class MaskedAttention:
     @classmethod
     def declare(cls, g: GraphBuilder, rope: RopeTables, dtype: DTypeLike = np.float32) -> Self:
         """Declare the inputs that all layers share."""
-        bias = g.input("attn_bias", dtype, [1, 1, "S", "T"])
-        return cls(g.input("positions", np.int64, [1, "S"]), bias, rope, np.dtype(dtype))
+        positions = g.input("positions", np.int64, [1, "S"])
+        return cls(positions, g.input("attn_bias", dtype, [1, 1, "S", "T"]), rope, np.dtype(dtype))
 
     def attend(
         self, g: GraphBuilder, ops: Ops, cache: tuple[str, str], qkv: tuple[str, str, str], scales: tuple[str, str]
