@@ -17,6 +17,7 @@ from rich.console import Console
 
 from edgellm.cli_options import BundleArg, ContextOpt, JsonOpt, NoCacheOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
 from edgellm.errors import EdgeLLMError
+from edgellm.jetson.command import doctor, plan
 from edgellm.quantize.command import quantize
 from edgellm.quantize.eval_command import evaluation
 from edgellm.server.command import serve
@@ -249,21 +250,8 @@ def replay(
         print_report(report, Console())
 
 
-@app.command()
-def doctor(
-    bundle: Annotated[Path | None, typer.Argument(help="Also check that this bundle fits the machine.")] = None,
-    as_json: JsonOpt = False,
-) -> None:
-    """Say what this machine has and what edgellm would use."""
-    from edgellm.jetson.doctor import examine, print_findings
-
-    findings = examine(bundle)
-    if as_json:
-        print(json.dumps([asdict(finding) for finding in findings]))
-    else:
-        print_findings(findings, Console())
-    if any(finding.status == "fail" for finding in findings):
-        raise typer.Exit(1)
+app.command()(doctor)
+app.command()(plan)
 
 
 if __name__ == "__main__":

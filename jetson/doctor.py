@@ -1,102 +1,102 @@
-"""`edgellm doctor`: what this machine has, what fits, and what to do about what does not."""
+"""`edgellm doctor`: what this machine is, what edgellm would use of it, and what to do about what is missing.
+
+What must stay true: a finding says what was seen; when it is not ok it also says what to do; nothing that is absent
+makes the doctor fail itself.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
 import platform
 import shutil
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import psutil
-from rich.console import Console
-from rich.table import Table
 
 from edgellm.errors import EdgeLLMError
+from edgellm.jetson.device_checks import device_findings, power_findings
+from edgellm.jetson.findings import Finding
+from edgellm.jetson.host import Host
+from edgellm.jetson.machine import Machine, read_machine
 
-Status = Literal["ok", "info", "warn", "fail"]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One checked thing. `detail` says what was seen and, when it is not ok, what to do."""
-
-    name: str
-    status: Status
-    detail: str
+_PACKAGES = (("onnxruntime", "the CPU executor"), ("onnx", "building bundles"), ("tokenizers", "text"))
 
 
-def examine(bundle: Path | None = None) -> list[Finding]:
-    """Check Python, packages, cores, memory, disk, the accelerator and, when given, a bundle."""
-    findings = [_python(), *_packages(), _cores(), _memory(), _disk(), _device()]
+def examine(bundle: Path | None = None, host: Host | None = None) -> list[Finding]:
+    """Check Python, packages, the machine, its device and, when given, a bundle.
+
+    Args:
+        host: the machine to look at; None: this one.
+    """
+    host = host or Host()
+    machine = read_machine(host)
+    findings = [_python(), *_packages(host), _machine(machine), _cores(machine), *_memory(machine), _disk()]
+    findings += [*device_findings(machine, host), *power_findings(machine)]
     if bundle is not None:
-        findings.append(_bundle(bundle))
+        findings.append(_bundle(bundle, machine))
     return findings
 
 
-def print_findings(findings: list[Finding], console: Console) -> None:
-    """Show findings as a table."""
-    table = Table("check", "status", "detail")
-    style = {"ok": "green", "info": "cyan", "warn": "yellow", "fail": "bold red"}
-    for finding in findings:
-        table.add_row(finding.name, f"[{style[finding.status]}]{finding.status}[/]", finding.detail)
-    console.print(table)
-
-
 def _python() -> Finding:
-    ok = sys.version_info >= (3, 11)
-    return Finding("python", "ok" if ok else "fail", f"{platform.python_version()} on {platform.machine()}")
+    return Finding("python", "ok", f"{platform.python_version()} on {platform.machine()}")
 
 
-def _packages() -> list[Finding]:
-    found = []
-    for name, need in (("onnxruntime", "the CPU executor"), ("onnx", "building bundles"), ("tokenizers", "text")):
-        try:
-            found.append(Finding(name, "ok", importlib.metadata.version(name)))
-        except importlib.metadata.PackageNotFoundError:
-            found.append(Finding(name, "fail", f"missing: needed for {need}; reinstall edgellm"))
+def _packages(host: Host) -> list[Finding]:
+    return [
+        Finding(name, "ok", version)
+        if (version := host.package(name))
+        else Finding(name, "fail", f"missing: needed for {need}", "reinstall edgellm")
+        for name, need in _PACKAGES
+    ]
+
+
+def _machine(machine: Machine) -> Finding:
+    names = [name for name in (machine.model, machine.processor) if name]
+    kind = "a Jetson" if machine.is_jetson else "no Jetson"
+    return Finding("machine", "info", f"{', '.join(names) or 'it does not say its name'} ({kind})")
+
+
+def _cores(machine: Machine) -> Finding:
+    seen = f"{machine.cores} usable"
+    if machine.cores > 1:
+        return Finding("cores", "ok", seen)
+    return Finding("cores", "warn", seen, "give the process more: the engine and the server run at the same time")
+
+
+def _memory(machine: Machine) -> list[Finding]:
+    memory = machine.memory
+    seen = f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available (MemAvailable)"
+    found = [
+        Finding("memory", "ok", seen)
+        if memory.available > 4 << 30
+        else Finding("memory", "warn", seen, "stop other programs; `edgellm plan` says what a model needs")
+    ]
+    if memory.swap and machine.gpu is not None:
+        found.append(
+            Finding(
+                "swap",
+                "info",
+                f"{memory.swap / 2**30:.1f} GiB: it does not back memory that CUDA holds",
+                "count on the memory alone",
+            )
+        )
     return found
-
-
-def _cores() -> Finding:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Finding(
-        "cores", "ok" if usable > 1 else "warn", f"{usable} usable, {psutil.cpu_count(logical=False)} physical"
-    )
-
-
-def _memory() -> Finding:
-    memory = psutil.virtual_memory()
-    status: Status = "ok" if memory.available > 4 << 30 else "warn"
-    return Finding("memory", status, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available")
 
 
 def _disk() -> Finding:
     free = shutil.disk_usage(Path.cwd()).free
-    return Finding("disk", "ok" if free > 10 << 30 else "warn", f"{free / 2**30:.0f} GiB free here")
+    seen = f"{free / 2**30:.0f} GiB free here"
+    if free > 10 << 30:
+        return Finding("disk", "ok", seen)
+    return Finding("disk", "warn", seen, "a checkpoint of 27 B and its bundle take tens of GB: use another disk")
 
 
-def _device() -> Finding:
-    release = Path("/etc/nv_tegra_release")
-    if release.is_file():
-        return Finding("device", "info", f"Jetson: {release.read_text(errors='replace').splitlines()[0].lstrip('# ')}")
-    if Path("/proc/driver/nvidia/version").is_file():
-        return Finding("device", "info", "NVIDIA driver found; this version runs on the CPU executor")
-    return Finding("device", "info", "no NVIDIA device: the CPU executor runs everything")
-
-
-def _bundle(path: Path) -> Finding:
+def _bundle(path: Path, machine: Machine) -> Finding:
     from edgellm.engine.bundle import Bundle
 
     try:
         bundle = Bundle.open(path, verify="full")
     except EdgeLLMError as error:
-        return Finding("bundle", "fail", str(error))
-    needed = sum(entry.bytes for entry in bundle.manifest.files)
-    available = psutil.virtual_memory().available
+        return Finding("bundle", "fail", str(error), "build it again")
+    needed, available = sum(entry.bytes for entry in bundle.manifest.files), machine.memory.available
     if needed > available:
-        return Finding("bundle", "fail", f"needs {needed / 2**30:.1f} GiB, {available / 2**30:.1f} GiB available")
+        seen = f"needs {needed} bytes for its files alone, {available} are available"
+        return Finding("bundle", "fail", seen, "stop other programs, or build in a smaller precision")
     return Finding("bundle", "ok", f"{path}: all hashes match, {needed / 2**20:.0f} MiB, {bundle.manifest.target}")

@@ -1,0 +1,235 @@
+"""The memory planner: what serving needs, item by item, and how much context fits into given bytes.
+
+Budgets are bytes, never shares of a GPU: memory is shared with the system, and swap does not back it. What must stay
+true: the need grows with context, sequences and snapshots; what is said to fit does, and a block more does not. Sizes
+of weights, caches and states follow from the model; those of activations, the runtime and the build are estimates and
+are marked so: nothing of this has been measured on a device.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from edgellm.checkpoint.spec import ModelSpec
+from edgellm.errors import ConfigError
+from edgellm.jetson.precision import Precision, weight_counts
+from edgellm.jetson.sequence import (
+    capsule_bytes,
+    capsule_extra_bytes,
+    conv_bytes,
+    kv_token_bytes,
+    rotary_bytes,
+    snapshot_bytes,
+    state_bytes,
+)
+
+Basis = Literal["computed", "estimate"]
+SYSTEM_RESERVE: Final = 8 << 30  # for Linux, the desktop and other processes: pressure can wedge a unified-memory box
+RUNTIME_BYTES: Final = 2 << 30  # CUDA context, TensorRT libraries, Python: an estimate
+BUILD_BYTES_PER_WEIGHT: Final = 4  # users report 3 to 4 bytes per parameter while TensorRT builds; ours: not measured
+_MOST: Final = 4096  # slots or snapshots that are looked for
+_PARTS: Final = {
+    "gdn": "Gated DeltaNet projections",
+    "attention": "attention projections",
+    "mlp": "MLP",
+    "head": "head",
+    "embeddings": "embeddings",
+    "mtp": "MTP layer",
+    "small": "norms, convolutions",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is to be served.
+
+    Attributes:
+        context: tokens that every sequence can hold.
+        slots: sequences that run at the same time.
+        snapshots: recurrent snapshots that the cache keeps.
+        nodes: most nodes of a verify, root included.
+        chunk: most tokens of a prefill step.
+        block_tokens: tokens of a KV block.
+
+    Raises:
+        ConfigError: a field is not positive (`snapshots`: negative).
+    """
+
+    context: int
+    slots: int
+    snapshots: int
+    nodes: int = 16
+    chunk: int = 1024
+    block_tokens: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("context", "slots", "nodes", "chunk", "block_tokens"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
+        if self.snapshots < 0:
+            raise ConfigError(f"snapshots: must not be negative, got {self.snapshots}")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all KV blocks: a sequence's last block is whole."""
+        return self.slots * -(-self.context // self.block_tokens) * self.block_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One need, in bytes. `formula` says how it comes about."""
+
+    name: str
+    bytes: int
+    basis: Basis
+    formula: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """What `workload` needs, against `memory_bytes` of which `reserve_bytes` stay with the system.
+
+    Attributes:
+        largest_context: tokens per sequence that fit with these slots and snapshots, at most the model's; 0: none.
+        most_slots, most_snapshots: that fit when the other two stay; 0: none.
+        build_bytes: what building the engines is taken to need, with the server stopped; an estimate.
+    """
+
+    workload: Workload
+    items: tuple[Item, ...]
+    memory_bytes: int
+    reserve_bytes: int
+    largest_context: int
+    most_slots: int
+    most_snapshots: int
+    build_bytes: int
+
+    @property
+    def budget(self) -> int:
+        """Bytes that serving may use."""
+        return self.memory_bytes - self.reserve_bytes
+
+    @property
+    def needed(self) -> int:
+        return sum(item.bytes for item in self.items)
+
+    @property
+    def fits(self) -> bool:
+        return self.needed <= self.budget
+
+    @property
+    def build_fits(self) -> bool:
+        return self.build_bytes <= self.budget
+
+    def check(self) -> None:
+        """Raises `ConfigError`, with the bytes needed and what would fit, when the workload does not."""
+        if self.fits:
+            return
+        load, fixed = self.workload, self.needed - _part(self.items, "KV") - _part(self.items, "snapshots")
+        asked = f"{load.slots} sequences of {load.context} tokens and {load.snapshots} snapshots"
+        if self.largest_context:
+            advice = f"a context of {self.largest_context} fits"
+        elif self.most_slots:
+            advice = f"{self.most_slots} sequences fit"
+        else:
+            advice = f"without KV blocks and snapshots it is {fixed} bytes: use a smaller precision or a larger device"
+        raise ConfigError(
+            f"{asked} need {self.needed} bytes; {self.budget} are there ({self.memory_bytes} of memory less "
+            f"{self.reserve_bytes} for the system; swap does not count): {advice}"
+        )
+
+
+def plan_memory(
+    spec: ModelSpec,
+    precision: Precision,
+    workload: Workload,
+    *,
+    memory_bytes: int,
+    reserve_bytes: int = SYSTEM_RESERVE,
+) -> MemoryPlan:
+    """Plan `workload` into `memory_bytes` (a device's, or what MemAvailable says of this machine).
+
+    Raises:
+        ConfigError: the context is longer than the model's, or a size is negative.
+    """
+    if workload.context > spec.max_positions:
+        raise ConfigError(f"context: {workload.context} is more than the model's {spec.max_positions}")
+    if memory_bytes < 0 or reserve_bytes < 0:
+        raise ConfigError(f"memory, reserve: must not be negative, got {memory_bytes}, {reserve_bytes}")
+    budget, block = memory_bytes - reserve_bytes, workload.block_tokens
+
+    def most(limit: int, with_count: Callable[[int], Workload]) -> int:
+        """Largest count from 1 to `limit` that fits; 0: none."""
+        return bisect_right(range(1, limit + 1), budget, key=lambda n: _sum(spec, precision, with_count(n)))
+
+    blocks = most(-(-spec.max_positions // block), lambda n: replace(workload, context=n * block))
+    return MemoryPlan(
+        workload=workload,
+        items=tuple(_items(spec, precision, workload)),
+        memory_bytes=memory_bytes,
+        reserve_bytes=reserve_bytes,
+        largest_context=min(blocks * block, spec.max_positions),
+        most_slots=most(_MOST, lambda n: replace(workload, slots=n)),
+        most_snapshots=most(_MOST, lambda n: replace(workload, snapshots=n)),
+        build_bytes=BUILD_BYTES_PER_WEIGHT * sum(weight_counts(spec).values()),
+    )
+
+
+def largest_contexts(
+    spec: ModelSpec, precision: Precision, workload: Workload, slots: tuple[int, ...], **memory: int
+) -> dict[int, int]:
+    """Sequences → tokens that each of them can hold at most; `memory` as for `plan_memory`."""
+    return {n: plan_memory(spec, precision, replace(workload, slots=n), **memory).largest_context for n in slots}
+
+
+def _sum(spec: ModelSpec, precision: Precision, workload: Workload) -> int:
+    return sum(item.bytes for item in _items(spec, precision, workload))
+
+
+def _part(items: tuple[Item, ...], name: str) -> int:
+    return sum(item.bytes for item in items if item.name.startswith(name))
+
+
+def _items(spec: ModelSpec, precision: Precision, load: Workload) -> list[Item]:
+    def item(name: str, size: float, formula: str, basis: Basis = "computed") -> Item:
+        return Item(name, round(size), basis, formula)
+
+    items = [
+        item(f"weights: {_PARTS[part]}", size, f"{precision.per_weight(part):.4g} bytes per weight")
+        for part, size in precision.weight_bytes(spec).items()
+        if size
+    ]
+    attention = kv_token_bytes(spec, precision.kv, mtp=False)
+    mtp = kv_token_bytes(spec, precision.kv, mtp=True) - attention
+    items.append(item("KV blocks", load.tokens * attention, f"{load.tokens} tokens x {attention:g} bytes"))
+    if mtp:
+        items.append(item("KV blocks of the MTP layer", load.tokens * mtp, f"{load.tokens} tokens x {mtp:g} bytes"))
+    each = capsule_bytes(spec) + capsule_extra_bytes(spec)
+    logits = 4 * load.nodes * (spec.vocab + spec.hidden)
+    width = 3 * spec.intermediate + spec.linear.conv_channels + 4 * spec.hidden
+    width += 2 * spec.linear.value_heads * spec.linear.value_dim
+    return [
+        *items,
+        item("recurrent state", load.slots * state_bytes(spec), f"{load.slots} sequences x {state_bytes(spec)} bytes"),
+        item("convolution state", load.slots * conv_bytes(spec), f"{load.slots} sequences x {conv_bytes(spec)} bytes"),
+        item("snapshots", load.snapshots * snapshot_bytes(spec), f"{load.snapshots} x {snapshot_bytes(spec)} bytes"),
+        item(
+            "capsules",
+            2 * load.slots * load.nodes * each,
+            f"2 sets x {load.slots} sequences x {load.nodes} nodes x {each} bytes",
+        ),
+        item(
+            "rotary tables", rotary_bytes(spec, load.context), f"{load.context} x {spec.attention.rotary_dim} float32"
+        ),
+        item("logits and hidden rows", load.slots * logits, f"{load.slots} sequences x {logits} bytes"),
+        item(
+            "activations",
+            2 * 2 * load.chunk * width,
+            f"2 x {load.chunk} tokens x {width} values of 2 bytes; TensorRT decides",
+            "estimate",
+        ),
+        item("runtime", RUNTIME_BYTES, "CUDA context, libraries, Python", "estimate"),
+    ]
