@@ -181,6 +181,12 @@ static inline void load_matrix_x2_trans(uint32_t* r, const void* row) {
   }
   cpu::warp_barrier();
 }
+// Four of them: lanes 0-31 give the row addresses.
+static inline void load_matrix_x4_trans(uint32_t* r, const void* row) {
+  load_matrix_x2_trans(r, row);
+  const uint64_t above = cpu::shuffle((uint64_t)row, cpu::lane() | 16);
+  load_matrix_x2_trans(r + 2, (const void*)above);
+}
 static inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t both = (uint64_t)b << 32 | a;
   uint32_t r = 0;
@@ -198,6 +204,12 @@ __device__ __forceinline__ void mma_f16(float* c, const uint32_t* a, const uint3
 __device__ __forceinline__ void load_matrix_x2_trans(uint32_t* r, const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0,%1}, [%2];"
                : "=r"(r[0]), "=r"(r[1])
+               : "r"((uint32_t)__cvta_generic_to_shared(row)));
+}
+// Four of them: lanes 0-31 give the row addresses.
+__device__ __forceinline__ void load_matrix_x4_trans(uint32_t* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"((uint32_t)__cvta_generic_to_shared(row)));
 }
 __device__ __forceinline__ uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {

@@ -141,6 +141,10 @@ static inline unsigned __ballot_sync(unsigned, int predicate) {
   for (int i = 0; i < 32; ++i) all |= (cpu::shuffle<int>(predicate, i) ? 1u : 0u) << i;
   return all;
 }
+static inline int __any_sync(unsigned, int predicate) {
+  for (int m = 16; m; m >>= 1) predicate |= cpu::shuffle<int>(predicate, cpu::lane() ^ m);
+  return predicate;
+}
 static inline float __uint_as_float(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 static inline uint32_t __float_as_uint(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 static inline int __popc(uint32_t u) { return __builtin_popcount(u); }
