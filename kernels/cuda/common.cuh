@@ -120,6 +120,34 @@ __device__ __forceinline__ float io_float(io_t x) { return bf16_float(x.bits); }
 __device__ __forceinline__ io_t float_io(float x) { return {float_bf16(x)}; }
 #endif
 
+// ---- consecutive activations, in accesses of up to 16 bytes; N is 4 or 8
+#if defined(IO_F32)
+template <int N> __device__ __forceinline__ void load_io(float* x, const io_t* from) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) {
+    const float4 part = *(const float4*)(from + i);
+    x[i] = part.x, x[i + 1] = part.y, x[i + 2] = part.z, x[i + 3] = part.w;
+  }
+}
+template <int N> __device__ __forceinline__ void store_io(io_t* to, const float* x) {
+#pragma unroll
+  for (int i = 0; i < N; i += 4) *(float4*)(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+}
+#else
+template <int N> struct alignas(2 * N) IoVector { io_t values[N]; };
+template <int N> __device__ __forceinline__ void load_io(float* x, const io_t* from) {
+  const IoVector<N> all = *(const IoVector<N>*)from;
+#pragma unroll
+  for (int i = 0; i < N; ++i) x[i] = io_float(all.values[i]);
+}
+template <int N> __device__ __forceinline__ void store_io(io_t* to, const float* x) {
+  IoVector<N> all;
+#pragma unroll
+  for (int i = 0; i < N; ++i) all.values[i] = float_io(x[i]);
+  *(IoVector<N>*)to = all;
+}
+#endif
+
 // ---- warp-wide sums
 __device__ __forceinline__ float warp_sum(float x) {
   for (int m = 16; m; m >>= 1) x += __shfl_xor_sync(~0u, x, m);
@@ -187,6 +215,19 @@ static inline void load_matrix_x4_trans(uint32_t* r, const void* row) {
   const uint64_t above = cpu::shuffle((uint64_t)row, cpu::lane() | 16);
   load_matrix_x2_trans(r + 2, (const void*)above);
 }
+// Four 8x8 matrices as they lie: lanes 0-31 give the row addresses, lane l gets elements 2(l % 4) and + 1 of row l / 4.
+static inline void load_matrix_x4(uint32_t* r, const void* row) {
+  cpu::Warp& w = cpu::warp();
+  memcpy(w.slot[cpu::lane()], &row, sizeof row);
+  cpu::warp_barrier();
+  const unsigned lane = cpu::lane();
+  for (unsigned m = 0; m < 4; ++m) {
+    const char* address;
+    memcpy(&address, w.slot[m * 8 + lane / 4], sizeof address);
+    memcpy(&r[m], address + lane % 4 * 4, 4);
+  }
+  cpu::warp_barrier();
+}
 static inline uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t selector) {
   const uint64_t both = (uint64_t)b << 32 | a;
   uint32_t r = 0;
@@ -209,6 +250,12 @@ __device__ __forceinline__ void load_matrix_x2_trans(uint32_t* r, const void* ro
 // Four of them: lanes 0-31 give the row addresses.
 __device__ __forceinline__ void load_matrix_x4_trans(uint32_t* r, const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"((uint32_t)__cvta_generic_to_shared(row)));
+}
+// Four 8x8 matrices as they lie: lanes 0-31 give the row addresses, lane l gets elements 2(l % 4) and + 1 of row l / 4.
+__device__ __forceinline__ void load_matrix_x4(uint32_t* r, const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"((uint32_t)__cvta_generic_to_shared(row)));
 }
