@@ -2,7 +2,7 @@
 
 Told to stop (SIGTERM, SIGINT), the server first drains: /health is 503 at once, new requests get 503 with Retry-After,
 running ones have `shutdown_grace_s` to finish; the socket stays open meanwhile. Then it closes, and what still runs is
-broken off. A second SIGINT skips the wait.
+broken off. A second SIGINT skips the wait. A service manager that wants to know hears all this (`watchdog`).
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 import shlex
 import signal
 import socket
@@ -30,6 +31,7 @@ from edgellm.server.load import Load
 from edgellm.server.logs import set_up_logging
 from edgellm.server.protocol import Protocol
 from edgellm.server.settings import ServerSettings
+from edgellm.server.watchdog import Watchdog, watchdog_from
 
 if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
@@ -51,6 +53,7 @@ def run_server(llm: LLM, settings: ServerSettings) -> None:
         server = make_server(create_app(llm, settings), settings)
         port = sock.getsockname()[1]
         server.ready_text = ready_text(settings, port)
+        server.watchdog = watchdog_from(os.environ, llm.engine.stats)
         with _terminable():
             server.run(sockets=[sock])
 
@@ -74,6 +77,7 @@ class Server(uvicorn.Server):
     """Uvicorn that says when it is ready and drains before it stops."""
 
     ready_text = ""
+    watchdog: Watchdog | None = None
 
     def __init__(self, config: uvicorn.Config, load: Load, grace_s: float) -> None:
         super().__init__(config)
@@ -84,6 +88,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started and self.ready_text:
             print(self.ready_text, flush=True)
+        if self.started and self.watchdog is not None:
+            self.watchdog.start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._load.drain()
@@ -91,6 +97,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._load.drain()
+        if self.watchdog is not None:
+            self.watchdog.stopping()
         left = await self._load.drained(self._grace_s, unless=lambda: self.force_exit)
         self.config.timeout_graceful_shutdown = math.ceil(left)
         await super().shutdown(sockets)
