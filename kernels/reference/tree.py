@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from edgellm.kernels.sizes import Sizes
 from edgellm.kernels.spec import CONTEXT, COUNT, TAIL_START, Tensors
 
@@ -20,3 +22,20 @@ def tree_build(sizes: Sizes, t: Tensors) -> None:
         t["ancestors"][node] = mask
         t["depths"][node] = t["depths"][parent] + 1 if parent >= 0 else 0
         t["positions"][row] = min(context + int(t["depths"][node]), sizes.positions - 1)
+
+
+def tree_accept(sizes: Sizes, t: Tensors) -> None:
+    """Follow the greedy tokens from the root; of equal children the lowest-numbered one. No nodes: nothing is said."""
+    count = min(int(t["control"][COUNT]), sizes.rows)
+    said: list[int] = []
+    mask = node = 0
+    while count > 0:
+        mask |= 1 << node
+        said.append(int(t["best"][node, 0]))
+        matching = [i for i in range(node + 1, count) if t["parents"][i] == node and t["tokens"][i] == said[-1]]
+        if not matching:
+            break
+        node = matching[0]
+    t["accepted"][:] = np.array([mask], np.uint32).view(np.int32)[0], node
+    t["emitted"][:] = 0
+    t["emitted"][: len(said) + 1] = len(said), *said
