@@ -120,21 +120,8 @@ __device__ __forceinline__ float io_float(io_t x) { return bf16_float(x.bits); }
 __device__ __forceinline__ io_t float_io(float x) { return {float_bf16(x)}; }
 #endif
 
-// ---- consecutive activations, in accesses of up to 16 bytes; N is 4 or 8
-#if defined(IO_F32)
-template <int N> __device__ __forceinline__ void load_io(float* x, const io_t* from) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) {
-    const float4 part = *(const float4*)(from + i);
-    x[i] = part.x, x[i + 1] = part.y, x[i + 2] = part.z, x[i + 3] = part.w;
-  }
-}
-template <int N> __device__ __forceinline__ void store_io(io_t* to, const float* x) {
-#pragma unroll
-  for (int i = 0; i < N; i += 4) *(float4*)(to + i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
-}
-#else
-template <int N> struct alignas(2 * N) IoVector { io_t values[N]; };
+// ---- N consecutive activations, a power of two, in accesses of up to 16 bytes
+template <int N> struct alignas(sizeof(io_t) * N < 16 ? sizeof(io_t) * N : 16) IoVector { io_t values[N]; };
 template <int N> __device__ __forceinline__ void load_io(float* x, const io_t* from) {
   const IoVector<N> all = *(const IoVector<N>*)from;
 #pragma unroll
@@ -146,7 +133,6 @@ template <int N> __device__ __forceinline__ void store_io(io_t* to, const float*
   for (int i = 0; i < N; ++i) all.values[i] = float_io(x[i]);
   *(IoVector<N>*)to = all;
 }
-#endif
 
 // ---- warp-wide sums
 __device__ __forceinline__ float warp_sum(float x) {
