@@ -88,8 +88,8 @@ class Machine:
         return self.l4t is not None or "Jetson" in (self.model or "")
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able record of everything, for result files."""
-        return asdict(self)
+        """JSON-able record of everything and its `summary`, for result files."""
+        return {"summary": self.summary(), **asdict(self)}
 
     def summary(self) -> str:
         """One line for people: model, memory, software, power mode, clocks."""

@@ -11,7 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.progress import track
@@ -19,6 +19,7 @@ from rich.table import Table
 
 from edgellm.decode.params import SamplingParams
 from edgellm.errors import EdgeLLMError
+from edgellm.jetson.machine import Machine, read_machine
 from edgellm.mlperf.trace import Conversation, turn_requests
 
 if TYPE_CHECKING:
@@ -51,10 +52,17 @@ class TurnResult:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """Turns in the order they ran."""
+    """Turns in the order they ran.
+
+    Attributes:
+        machine: this one, as read after the last turn.
+        role: what it did: "engine", or "client" of a server, whose machine is not known.
+    """
 
     turns: list[TurnResult] = field(default_factory=list)
     wall_s: float = 0.0
+    machine: Machine | None = None
+    role: Literal["engine", "client"] = "engine"
 
     def total(self) -> dict[str, Any]:
         """Sums and percentiles over all turns; times in seconds."""
@@ -80,7 +88,8 @@ class ReplayReport:
 
     def to_dict(self) -> dict[str, Any]:
         rows = [{**asdict(turn), "prefilled_tokens": turn.prefilled_tokens} for turn in self.turns]
-        return {"total": self.total(), "turns": rows}
+        machine = None if self.machine is None else {"role": self.role, **self.machine.to_dict()}
+        return {"total": self.total(), "machine": machine, "turns": rows}
 
 
 def replay_bundle(
@@ -107,7 +116,7 @@ def replay_bundle(
             last.usage.accepted_length,
         )
 
-    return _run(send, recorded, options, console)
+    return _run(send, recorded, options, console, role="engine")
 
 
 def replay_url(
@@ -141,7 +150,7 @@ def replay_url(
                 None,
             )
 
-        return _run(send, recorded, options, console)
+        return _run(send, recorded, options, console, role="client")
 
 
 def _run(
@@ -149,13 +158,16 @@ def _run(
     recorded: Sequence[Conversation],
     options: ReplayOptions,
     console: Console,
+    *,
+    role: Literal["engine", "client"],
 ) -> ReplayReport:
-    report = ReplayReport()
+    report = ReplayReport(role=role)
     plan = list(schedule(recorded[: options.conversations], options))
     start = time.perf_counter()
     for name, turn, body in track(plan, description="replay", console=console, disable=not console.is_terminal):
         report.turns.append(send(name, turn, body))
     report.wall_s = time.perf_counter() - start
+    report.machine = read_machine()
     return report
 
 
@@ -198,6 +210,8 @@ def print_report(report: ReplayReport, console: Console) -> None:
     table.add_section()
     table.add_row("total", *_cells(report.total()))
     console.print(table)
+    if report.machine is not None:
+        console.print(f"{report.role}: {report.machine.summary()}", markup=False, highlight=False)
 
 
 def _cells(total: dict[str, Any]) -> list[str]:

@@ -35,7 +35,8 @@ def run_bench(
 ) -> Result:
     """Measure `bundle`, or a random-weight `preset` built for the run and removed after it.
 
-    Returns a flat dict; rates are tokens per second, `*_bandwidth_fraction` is (weight bytes x decode rate) over the
+    Returns a flat dict, but for `machine` (`Machine.to_dict`, as read right after the last timed step: what the figures
+    hold for); rates are tokens per second, `*_bandwidth_fraction` is (weight bytes x decode rate) over the
     read bandwidth measured between the same steps, `tree_over_chain` is the time of a 16-node verify over a 16-token
     advance.
     """
@@ -52,6 +53,8 @@ def run_bench(
 
 
 def _measure(path: Path, depth: int, rounds: int, threads: int | None, report: Report) -> Result:
+    from edgellm.jetson.machine import read_machine
+
     threads = threads or usable_cores()
     bundle = Bundle.open(path)
     weight_bytes = decode_weight_bytes(path / "advance.onnx")
@@ -63,6 +66,7 @@ def _measure(path: Path, depth: int, rounds: int, threads: int | None, report: R
         deep = time_depth(executor, depth, rounds=rounds, bandwidth=bandwidth, report=report)
         report(f"restore of {depth} tokens")
         restore = time_restore(executor, depth)
+        machine = read_machine()  # while the clocks are still those of the work
     finally:
         executor.close()
     report("host overhead")
@@ -76,6 +80,7 @@ def _measure(path: Path, depth: int, rounds: int, threads: int | None, report: R
         "restore_tokens": depth,
         "restore_ms": round(restore * 1e3, 2),
         "host_overhead_ms_per_step": round(host_overhead_ms_per_step(), 3),
+        "machine": machine.to_dict(),
     }
 
 
@@ -97,6 +102,8 @@ def print_table(result: Result, console: Console) -> None:
     """Show a result, one figure a row."""
     table = Table("figure", "value", title=f"edgellm bench {result['bundle']}")
     for key, value in result.items():
-        if key != "bundle":
+        if key == "machine":
+            table.add_row(key, value["summary"])
+        elif key != "bundle":
             table.add_row(key.replace("_", " "), f"{value:,}" if isinstance(value, int | float) else str(value))
     console.print(table)

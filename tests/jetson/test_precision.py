@@ -19,6 +19,14 @@ from edgellm.jetson.sequence import rotary_bytes
 from edgellm.models import shipped
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Large enough for its matrices to outweigh the constants of the graphs."""
+    path = tmp_path_factory.mktemp("precision") / "mid"
+    make_checkpoint("mid", path, num_hidden_layers=4)
+    return path
+
+
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_the_parts_add_up_to_the_model(preset: str) -> None:
     spec = ModelSpec.from_config(PRESETS[preset].config)
@@ -34,11 +42,10 @@ def test_a_tied_head_is_the_embeddings() -> None:
 
 
 @pytest.mark.parametrize("recipe", ["cpu-f32", "cpu-int8", "cpu-int4"])
-def test_the_plan_says_what_a_bundle_weighs(recipe: str, tmp_path: Path) -> None:
-    make_checkpoint("mid", tmp_path / "made", num_hidden_layers=4)
+def test_the_plan_says_what_a_bundle_weighs(recipe: str, large: Path, tmp_path: Path) -> None:
     chosen = load_recipe(recipe)
-    bundle = build_bundle(tmp_path / "made", tmp_path / "bundle", chosen)
-    spec = Checkpoint.open(tmp_path / "made").spec
+    bundle = build_bundle(large, tmp_path / "bundle", chosen)
+    spec = Checkpoint.open(large).spec
     written = max(path.stat().st_size for path in bundle.iterdir())  # the one weight file
     planned = sum(recipe_precision(chosen, recipe).weight_bytes(spec).values())
     assert planned + rotary_bytes(spec, spec.max_positions) == pytest.approx(written, rel=0.01)
