@@ -226,3 +226,5 @@ GDN_PREFILL = Kernel(
     refuses=_refuses,
     plugin=True,
 )
+
+KERNELS = (GDN_PREP, GDN_PREP_CHAIN, GDN_TREE_VERIFY, GDN_COMMIT, GDN_PREFILL)
