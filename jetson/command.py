@@ -51,6 +51,9 @@ def plan(
     snapshots: Annotated[
         int | None, typer.Option(min=0, help="Recurrent snapshots that the cache keeps (default: 8 a sequence).")
     ] = None,
+    cached: Annotated[
+        int | None, typer.Option(min=0, help="Tokens of prefixes kept beside what runs (default: one context).")
+    ] = None,
     memory: Annotated[int | None, typer.Option(min=0, help="Bytes of memory, instead of the device's.")] = None,
     reserve: Annotated[int | None, typer.Option(min=0, help="Bytes left to the system (default: 8 GiB).")] = None,
     depth: Annotated[int, typer.Option(min=0, help="Cached tokens behind which the roofline is computed.")] = _DEPTH,
@@ -71,10 +74,12 @@ def plan(
     box = None if device == _THIS else find_device(device)
     subject = find_subject(model, recipe)
     spec, precision, shape = subject.spec, subject.precision, subject.recipe
+    tokens = context or min(shape.context or spec.max_positions, spec.max_positions)
     load = Workload(
-        context=context or min(shape.context or spec.max_positions, spec.max_positions),
+        context=tokens,
         slots=slots,
         snapshots=SNAPSHOTS_PER_PATH * slots if snapshots is None else snapshots,
+        cached=tokens if cached is None else cached,
         nodes=shape.tree_nodes,
         chunk=shape.prefill_chunk,
         block_tokens=shape.block_tokens,

@@ -50,17 +50,19 @@ class Workload:
         context: tokens that every sequence can hold.
         slots: sequences that run at the same time.
         snapshots: recurrent snapshots that the cache keeps.
+        cached: tokens of prefixes that the cache keeps beside those of the sequences that run.
         nodes: most nodes of a verify, root included.
         chunk: most tokens of a prefill step.
         block_tokens: tokens of a KV block.
 
     Raises:
-        ConfigError: a field is not positive (`snapshots`: negative).
+        ConfigError: a field is not positive (`snapshots`, `cached`: negative).
     """
 
     context: int
     slots: int
     snapshots: int
+    cached: int = 0
     nodes: int = 16
     chunk: int = 1024
     block_tokens: int = 64
@@ -69,13 +71,22 @@ class Workload:
         for name in ("context", "slots", "nodes", "chunk", "block_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        if self.snapshots < 0:
-            raise ConfigError(f"snapshots: must not be negative, got {self.snapshots}")
+        for name in ("snapshots", "cached"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name}: must not be negative, got {getattr(self, name)}")
 
     @property
     def tokens(self) -> int:
-        """Tokens of all KV blocks: a sequence's last block is whole."""
-        return self.slots * -(-self.context // self.block_tokens) * self.block_tokens
+        """Tokens that the KV blocks of the sequences hold: a last block is whole."""
+        return self.slots * self._whole(self.context)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens that the cache's own KV blocks hold."""
+        return self._whole(self.cached)
+
+    def _whole(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens) * self.block_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +213,9 @@ def _items(spec: ModelSpec, precision: Precision, load: Workload) -> list[Item]:
         for part, size in precision.weight_bytes(spec).items()
         if size
     ]
-    attention = kv_token_bytes(spec, precision.kv, mtp=False)
-    mtp = kv_token_bytes(spec, precision.kv, mtp=True) - attention
-    items.append(item("KV blocks", load.tokens * attention, f"{load.tokens} tokens x {attention:g} bytes"))
-    if mtp:
-        items.append(item("KV blocks of the MTP layer", load.tokens * mtp, f"{load.tokens} tokens x {mtp:g} bytes"))
+    token = kv_token_bytes(spec, precision.kv, mtp=True)
+    for name, tokens in (("KV blocks of the sequences", load.tokens), ("KV blocks of the cache", load.cached_tokens)):
+        items.append(item(name, tokens * token, f"{tokens} tokens x {token:g} bytes, MTP layer included"))
     each = capsule_bytes(spec) + capsule_extra_bytes(spec)
     logits = 4 * load.nodes * (spec.vocab + spec.hidden)
     width = 3 * spec.intermediate + spec.linear.conv_channels + 4 * spec.hidden

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from edgellm.engine.recipe import Recipe
     from edgellm.graph.encodings import BlockFormat
 
+CPU: Final = "ort-cpu"  # the recipe target whose weights and caches have forms of their own
 Part = Literal["gdn", "attention", "mlp", "head", "embeddings", "mtp", "small"]
 PARTS: Final[tuple[Part, ...]] = ("gdn", "attention", "mlp", "head", "embeddings", "mtp", "small")
 
@@ -107,10 +108,10 @@ def recipe_precision(recipe: Recipe, label: str) -> Precision:
     """What a bundle built by `recipe` holds, from a checkpoint that has its linear layers in the recipe's precision.
 
     The CPU executor stores NVFP4 in 8-bit codes with a float32 scale for 16 (`encodings.NVFP4_EXACT`), everything that
-    has no block form in float32, and its KV cache in float32 whatever values the rows have. A device keeps NVFP4 as it
-    is, the rest in bfloat16 and, with `kv` "fp8", one byte per cached value.
+    has no block form in float32, and its KV cache in float32 whatever values the rows have. A device keeps matrices as
+    they are stored, here NVFP4, and values of its KV cache in one byte where the recipe says "fp8", else in two.
     """
-    if recipe.target != "ort-cpu":
+    if recipe.target != CPU:
         kv = BYTES["fp8" if recipe.kv == "fp8" else "bf16"]
         return replace(VARIANTS["nvfp4"], label=label, kv=kv)
     form = recipe.weight_format()

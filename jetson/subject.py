@@ -5,7 +5,7 @@ What must stay true: nothing is downloaded and no weight is read; a checkpoint f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgellm.checkpoint.presets import PRESETS
@@ -14,7 +14,7 @@ from edgellm.checkpoint.spec import ModelSpec
 from edgellm.checkpoint.tokenizer_files import read_json
 from edgellm.engine.recipe import Recipe, load_recipe
 from edgellm.errors import ConfigError
-from edgellm.jetson.precision import VARIANTS, Precision, checkpoint_precision, recipe_precision
+from edgellm.jetson.precision import CPU, VARIANTS, Precision, checkpoint_precision, recipe_precision
 from edgellm.models import shipped
 
 DEFAULT_VARIANT = "nvfp4"
@@ -46,7 +46,10 @@ def find_subject(model: str, recipe: str | None) -> Subject:
         chosen = load_recipe(name)
     except ConfigError as error:
         raise ConfigError(f"{error}; nor is it one of {', '.join(VARIANTS)}") from error
-    return Subject(spec, recipe_precision(chosen, f"recipe {name}"), chosen)
+    precision = recipe_precision(chosen, f"recipe {name}")
+    if checkpoint is not None and chosen.target != CPU:  # a device keeps matrices as they are stored
+        precision = replace(checkpoint_precision(checkpoint), label=precision.label, kv=precision.kv)
+    return Subject(spec, precision, chosen)
 
 
 def _model(name: str) -> tuple[Checkpoint | None, ModelSpec]:

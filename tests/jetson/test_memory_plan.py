@@ -30,6 +30,7 @@ loads = st.builds(
     context=st.integers(1, 32_768),
     slots=st.integers(1, 16),
     snapshots=st.integers(0, 64),
+    cached=st.integers(0, 65_536),
     nodes=st.integers(1, 16),
     block_tokens=st.sampled_from([1, 16, 64, 100]),
 )
@@ -63,9 +64,10 @@ def test_more_never_needs_less(spec: ModelSpec, load: Workload) -> None:
 
 
 def test_sizes_of_the_27b_shape() -> None:
-    plan = planned(BIG, Workload(context=1 << 18, slots=4, snapshots=32))
+    plan = planned(BIG, Workload(context=1 << 18, slots=4, snapshots=32, cached=65))
     sizes = {item.name: item.bytes for item in plan.items}
-    assert sizes["KV blocks"] + sizes["KV blocks of the MTP layer"] == 4 * (1 << 18) * 34_816
+    assert sizes["KV blocks of the sequences"] == 4 * (1 << 18) * 34_816
+    assert sizes["KV blocks of the cache"] == 128 * 34_816  # whole blocks
     assert sizes["recurrent state"] == 4 * 144 << 20
     assert sizes["snapshots"] == 32 * ((144 << 20) + 48 * 3 * 10_240 * 4 + 5120 * 4)
     weights = sum(size for name, size in sizes.items() if name.startswith("weights"))
@@ -121,7 +123,9 @@ def test_more_sequences_have_less_context_each() -> None:
     assert found[1] >= found[8] >= found[64] > 0
 
 
-@pytest.mark.parametrize(("field", "value"), [("context", 0), ("slots", 0), ("snapshots", -1), ("block_tokens", 0)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("context", 0), ("slots", 0), ("snapshots", -1), ("cached", -1), ("block_tokens", 0)]
+)
 def test_a_wrong_workload_is_named(field: str, value: int) -> None:
     with pytest.raises(ConfigError, match=field):
         replace(Workload(64, 1, 0), **{field: value})
