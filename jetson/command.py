@@ -69,6 +69,7 @@ def plan(
     from edgellm.jetson.machine import read_machine
     from edgellm.jetson.memory_plan import SYSTEM_RESERVE, Workload, largest_contexts, plan_memory
     from edgellm.jetson.plan_report import memory_dict, print_memory, print_roofline, roofline, roofline_dict
+    from edgellm.jetson.precision import repeated_parts
     from edgellm.jetson.subject import find_subject
 
     box = None if device == _THIS else find_device(device)
@@ -83,6 +84,7 @@ def plan(
         nodes=shape.tree_nodes,
         chunk=shape.prefill_chunk,
         block_tokens=shape.block_tokens,
+        repeated=repeated_parts(shape),
     )
     there = memory if memory is not None else read_machine().memory.available if box is None else box.memory_bytes
     sizes = {"memory_bytes": there, "reserve_bytes": SYSTEM_RESERVE if reserve is None else reserve}

@@ -9,13 +9,13 @@ are marked so: nothing of this has been measured on a device.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.errors import ConfigError
-from edgellm.jetson.precision import Precision, weight_counts
+from edgellm.jetson.precision import Part, Precision, weight_counts
 from edgellm.jetson.sequence import (
     capsule_bytes,
     capsule_extra_bytes,
@@ -54,6 +54,7 @@ class Workload:
         nodes: most nodes of a verify, root included.
         chunk: most tokens of a prefill step.
         block_tokens: tokens of a KV block.
+        repeated: parts of the weights that engines hold more than once → how often more.
 
     Raises:
         ConfigError: a field is not positive (`snapshots`, `cached`: negative).
@@ -66,6 +67,7 @@ class Workload:
     nodes: int = 16
     chunk: int = 1024
     block_tokens: int = 64
+    repeated: Mapping[Part, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name in ("context", "slots", "nodes", "chunk", "block_tokens"):
@@ -208,11 +210,14 @@ def _items(spec: ModelSpec, precision: Precision, load: Workload) -> list[Item]:
     def item(name: str, size: float, formula: str, basis: Basis = "computed") -> Item:
         return Item(name, round(size), basis, formula)
 
+    weights = precision.weight_bytes(spec)
     items = [
         item(f"weights: {_PARTS[part]}", size, f"{precision.per_weight(part):.4g} bytes per weight")
-        for part, size in precision.weight_bytes(spec).items()
+        for part, size in weights.items()
         if size
     ]
+    if again := sum(weights[part] * times for part, times in load.repeated.items()):
+        items.append(item("weights again", again, "engines of their own for verify, prefill and MTP"))
     token = kv_token_bytes(spec, precision.kv, mtp=True)
     for name, tokens in (("KV blocks of the sequences", load.tokens), ("KV blocks of the cache", load.cached_tokens)):
         items.append(item(name, tokens * token, f"{tokens} tokens x {token:g} bytes, MTP layer included"))

@@ -138,9 +138,7 @@ def print_memory(plan: MemoryPlan, contexts: Mapping[int, int], title: str, cons
         "building the engines", _gb(plan.build_bytes), "estimate", seen if plan.build_fits else f"{seen}: does not fit"
     )
     console.print(table)
-    fitting = Table(
-        "sequences", "largest context of each", title=f"with {load.snapshots} snapshots, {load.cached:,} tokens cached"
-    )
+    fitting = Table("sequences", "largest context of each")
     for slots, context in contexts.items():
         fitting.add_row(str(slots), f"{context:,}" if context else "none")
     console.print(fitting)

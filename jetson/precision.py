@@ -119,6 +119,17 @@ def recipe_precision(recipe: Recipe, label: str) -> Precision:
     return Precision(label, matrix, matrix, matrix, matrix, matrix, embeddings=rows, small=4.0, kv=4.0)
 
 
+def repeated_parts(recipe: Recipe) -> dict[Part, int]:
+    """Parts that a bundle built by `recipe` holds more than once → how often more.
+
+    The CPU executor maps one weight file for all graphs. On a device every graph is an engine of its own with its own
+    weights: verify and prefill have the whole decoder, the MTP engine the embeddings and the head again.
+    """
+    if recipe.target == CPU:
+        return {}
+    return {"gdn": 1, "attention": 1, "mlp": 1, "head": 2, "embeddings": 2, "small": 1}
+
+
 def _block_bytes(form: BlockFormat | None) -> float:
     return BYTES["f32"] if form is None else form.bits / 8 + 4 / form.block
 

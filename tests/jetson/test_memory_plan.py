@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from edgellm.checkpoint.presets import PRESETS
 from edgellm.checkpoint.spec import ModelSpec
+from edgellm.engine.recipe import Recipe
 from edgellm.errors import ConfigError
 from edgellm.jetson.devices import DEVICES
 from edgellm.jetson.memory_plan import MemoryPlan, Workload, largest_contexts, plan_memory
-from edgellm.jetson.precision import VARIANTS
+from edgellm.jetson.precision import VARIANTS, repeated_parts
 
 BIG = ModelSpec.from_config(PRESETS["qwen36-27b"].config)
 SPECS = [ModelSpec.from_config(preset.config) for preset in PRESETS.values()]
@@ -73,6 +74,14 @@ def test_sizes_of_the_27b_shape() -> None:
     weights = sum(size for name, size in sizes.items() if name.startswith("weights"))
     assert weights == pytest.approx(17.2e9, rel=0.01)  # 14.65 in NVFP4, 2.54 of embeddings
     assert plan.fits
+
+
+def test_engines_that_hold_their_own_weights_need_them_again() -> None:
+    load = Workload(4096, 1, 0)
+    once, twice = planned(BIG, load), planned(BIG, replace(load, repeated={"mlp": 1, "head": 2}))
+    weights = VARIANTS["nvfp4"].weight_bytes(BIG)
+    assert twice.needed - once.needed == weights["mlp"] + 2 * weights["head"]
+    assert repeated_parts(Recipe()) == {}  # the CPU executor maps one file
 
 
 def test_estimates_are_marked() -> None:
