@@ -153,6 +153,7 @@ static inline int __clz(int u) { return u ? __builtin_clz(u) : 32; }
 template <class T> static inline T min(T a, T b) { return a < b ? a : b; }
 template <class T> static inline T max(T a, T b) { return a > b ? a : b; }
 static inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+static inline float __fdividef(float a, float b) { return a / b; }
 #define __expf expf
 #define __logf logf
 #define DYNAMIC_SHARED(name) char* name = (char*)(((uintptr_t)cpu::dynamic_shared.data() + 15) & ~(uintptr_t)15)

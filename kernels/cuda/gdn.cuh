@@ -23,7 +23,8 @@ __device__ __forceinline__ const io_t* committed_row(const io_t* state, const io
 }
 
 // Makes `row(r)` row r of what the convolution remembers. A thread has 8 channels, the first of them 8 `octet`, and
-// those `stride` further on; it has read all rows of a channel when it writes one, so rows may be the state's own.
+// those `stride` octets on. It has read all rows of a channel when it writes one: rows may be the state's own (and then
+// no pointer behind them __restrict__, which would make all of them read-only to the compiler).
 template <class Row> __device__ __forceinline__ void move_history(const Row& row, io_t* state, int octet, int stride) {
   for (; octet < CHANNELS / 8; octet += stride) {
     float x[HISTORY][8];
@@ -64,7 +65,7 @@ __device__ __forceinline__ void store_tile(float* state, const float4* tile, int
     *(float4*)(state + (tile_row() + r) * VALUE_DIM + first + tile_column()) = tile[r];
 }
 
-// S = e^G S + sum of e^(G - G_j) k_j u_j^T over the accepted nodes j; G is the total of the last one. Ends at a barrier.
+// S = e^G S + sum of e^(G - G_j) k_j u_j^T over the accepted nodes j; G is the last one's. Ends at a barrier.
 __device__ __forceinline__ void commit_tile(float4* tile, uint32_t mask, int last, const io_t* cap_k,
                                             const float* cap_u, const float* cap_g, int head, int first,
                                             CommitBuffers& buffers) {

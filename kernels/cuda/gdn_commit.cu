@@ -5,8 +5,8 @@
 // state on, a thread 8 channels of it: all rows are read before one is written.
 KERNEL __launch_bounds__(THREADS)
     gdn_commit(const int* __restrict__ accepted, const io_t* __restrict__ cap_k, const float* __restrict__ cap_u,
-               const float* __restrict__ cap_g, const io_t* __restrict__ cap_c, const float* state,
-               const io_t* conv_state, float* state_out, io_t* conv_state_out) {
+               const float* __restrict__ cap_g, const io_t* cap_c, const float* state, const io_t* conv_state,
+               float* state_out, io_t* conv_state_out) {
   __shared__ CommitBuffers buffers;
   const uint32_t mask = (uint32_t)accepted[0];
   if (!mask) return;

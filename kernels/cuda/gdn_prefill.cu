@@ -163,7 +163,7 @@ __device__ __forceinline__ void invert(Chunk& chunk) {
 // so a lane moves neighbouring columns. Columns are state rows, or tokens: 2 (lane % 4) and + 1 of each eight.
 KERNEL __launch_bounds__(THREADS)
     gdn_prefill(const io_t* __restrict__ q, const io_t* __restrict__ k, const io_t* __restrict__ v,
-                const float* __restrict__ log_decay, const float* __restrict__ beta, const io_t* __restrict__ qkv,
+                const float* __restrict__ log_decay, const float* __restrict__ beta, const io_t* qkv,
                 const int* __restrict__ control, const float* state, const io_t* conv_state, float* state_out,
                 io_t* conv_state_out, io_t* __restrict__ y) {
   __shared__ Chunk chunk;

@@ -46,7 +46,7 @@ __device__ __forceinline__ void convolve(float* y, const io_t* const* rows, cons
     }
   }
 #pragma unroll
-  for (int e = 0; e < 8; ++e) y[e] /= 1.f + __expf(-y[e]);
+  for (int e = 0; e < 8; ++e) y[e] = __fdividef(y[e], 1.f + __expf(-y[e]));
 }
 
 // Stores the thread's channels of row `row`; heads of queries and keys get length 1. All threads of a warp must call
@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_head(float* y, const Place& p, int row, bo
   for (int e = 0; e < 8; ++e) squares += y[e] * y[e];
 #pragma unroll
   for (int m = KEY_DIM / 16; m; m /= 2) squares += __shfl_xor_sync(~0u, squares, m);
-  const float scale = 1.f / sqrtf(squares + 1e-6f);
+  const float scale = rsqrtf(squares + 1e-6f);
 #pragma unroll
   for (int e = 0; e < 8; ++e) y[e] *= scale;
   const bool key = p.head >= KEY_HEADS;
@@ -75,7 +75,7 @@ __device__ __forceinline__ void store_gates(int head, int first, int end, const 
   for (int row = first + threadIdx.x; row < end; row += THREADS) {
     const int at = row * VALUE_HEADS + head;
     const float x = io_float(a[at]) + dt_bias[head];
-    log_decay[at] = decay[head] * (fmaxf(x, 0.f) + log1pf(expf(-fabsf(x))));
-    beta[at] = 1.f / (1.f + expf(-io_float(b[at])));
+    log_decay[at] = decay[head] * (fmaxf(x, 0.f) + log1pf(__expf(-fabsf(x))));
+    beta[at] = __fdividef(1.f, 1.f + __expf(-io_float(b[at])));
   }
 }
