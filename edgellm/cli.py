@@ -71,9 +71,13 @@ def build(
     recipe: Annotated[
         str | None,
         typer.Option(
-            help="Recipe name (cpu-f32, cpu-int8, cpu-int4, cpu-nvfp4, cpu-nvfp4-w4a4) or a TOML file. "
-            "Default: cpu-nvfp4 for a checkpoint in NVFP4, else cpu-f32."
+            help="Recipe name (cpu-f32, cpu-int8, cpu-int4, cpu-nvfp4, cpu-nvfp4-w4a4, qwen3.6-27b-nvfp4-thor, "
+            "nvfp4-rtx) or a TOML file. Default: the target's; for ort-cpu cpu-nvfp4 for a checkpoint in NVFP4, "
+            "else cpu-f32."
         ),
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="ort-cpu | tensorrt (on the device) | tensorrt-rtx (ahead of time).")
     ] = None,
     revision: Annotated[str | None, typer.Option(help="Repository revision to pin.")] = None,
     offline: Annotated[bool, typer.Option(help="Use only files that are already downloaded.")] = False,
@@ -82,15 +86,14 @@ def build(
     """Build an engine bundle from a checkpoint."""
     from edgellm.checkpoint.hub import resolve
     from edgellm.checkpoint.reader import Checkpoint
-    from edgellm.engine.builder import build_bundle, default_recipe
-    from edgellm.engine.recipe import load_recipe
+    from edgellm.engine.builder import build_bundle, choose_recipe
     from edgellm.memory_watch import watched_memory
     from edgellm.progress import bars
 
     source = Checkpoint.open(resolve(checkpoint, revision=revision, offline=offline))
-    name = recipe or default_recipe(source)
+    name, chosen = choose_recipe(source, recipe, target)
     with watched_memory() as peak, bars(err) as progress:
-        build_bundle(source, out, load_recipe(name), force=force, progress=progress)
+        build_bundle(source, out, chosen, force=force, progress=progress)
     for warning in source.warnings:
         err.print(f"note: {warning}", markup=False, soft_wrap=True)
     err.print(f"built {out} by recipe {name}; {peak}", markup=False, soft_wrap=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +19,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from edgellm.engine.manifest import MANIFEST_FILE, FileEntry, Manifest
+from edgellm.engine.trt.api import TENSORRT_TARGETS, release
+from edgellm.engine.trt.machine import misfit
 from edgellm.errors import BundleError, ConfigError
 
 TARGETS: Final = ("ort-cpu",)  # what this installation has executors for
@@ -81,21 +82,22 @@ def hash_file(path: Path, progress: Callable[[int], None] | None = None) -> str:
 
 
 def _check_fit(folder: Path, manifest: Manifest) -> None:
+    if manifest.target in TENSORRT_TARGETS:
+        if manifest.device is None:
+            raise BundleError(f"{folder}: {MANIFEST_FILE} does not say what its engines depend on: rebuild the bundle")
+        if problem := misfit(manifest.target, manifest.device):
+            raise BundleError(f"{folder} does not fit: {problem}; rebuild the bundle for this machine")
+        return
     if manifest.target not in TARGETS:
         raise BundleError(
             f"{folder} was built for {manifest.target!r}; this installation runs {', '.join(TARGETS)}: rebuild it here"
         )
     installed = importlib.metadata.version("onnxruntime")
-    if _release(installed) < _release(manifest.onnxruntime):
+    if release(installed) < release(manifest.onnxruntime):
         raise BundleError(
             f"{folder} needs onnxruntime {manifest.onnxruntime} or newer, this installation has {installed}: "
             "upgrade onnxruntime or rebuild the bundle here"
         )
-
-
-def _release(version: str) -> tuple[int, ...]:
-    """(major, minor); operators change only between minor versions."""
-    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def _check_files(folder: Path, manifest: Manifest, verify: Verify) -> None:

@@ -30,6 +30,18 @@ class FileEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class Device:
+    """What device engines depend on. None: they do not, for they were built ahead of time, or it is not there."""
+
+    tensorrt: str  # version of TensorRT or of TensorRT-RTX, whichever the target is
+    compute_capability: str  # "SM110"
+    gpu: str | None  # its name
+    l4t: str | None  # of a Jetson
+    cuda: str | None  # of the driver
+    kernels: Mapping[str, str]  # own kernels in the engines → hash of source, sizes and compiler
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """Everything about a bundle but its contents."""
 
@@ -48,6 +60,7 @@ class Manifest:
     speculation: SpeculationParams  # defaults
     sampling: Mapping[str, Any]  # what the checkpoint recommends, by the names of `SamplingParams`
     files: tuple[FileEntry, ...]
+    device: Device | None = None  # of bundles with device engines
 
     def to_json(self) -> str:
         """The text of ``manifest.json``: the same manifest always gives the same bytes."""
@@ -61,7 +74,10 @@ class Manifest:
             "speculation": asdict(self.speculation),
             "sampling": dict(self.sampling),
             "files": [asdict(entry) for entry in self.files],
+            "device": None if self.device is None else asdict(self.device),
         }
+        if self.device is None:
+            del values["device"]
         return json.dumps(values, indent=1) + "\n"
 
     @classmethod
@@ -82,6 +98,7 @@ class Manifest:
             raise BundleError(
                 f"{MANIFEST_FILE}: schema is {schema!r:.40}, this version reads {SCHEMA}: rebuild the bundle"
             )
+        values.setdefault("device", None)
         _same_keys(values, {entry.name for entry in fields(cls)}, "")
         for name in ("target", "edgellm", "onnxruntime", "source", "source_sha256"):
             _text(values, name)
@@ -96,6 +113,7 @@ class Manifest:
                 "speculation": _speculation(values["speculation"]),
                 "sampling": _sampling(values["sampling"]),
                 "files": _files(values["files"]),
+                "device": _device(values["device"]),
             }
         )
 
@@ -160,6 +178,22 @@ def _files(value: Any) -> tuple[FileEntry, ...]:
     return tuple(entries)
 
 
+def _device(value: Any) -> Device | None:
+    if value is None:
+        return None
+    table = _table(value, "device")
+    _same_keys(table, {entry.name for entry in fields(Device)}, "device.")
+    for name in ("tensorrt", "compute_capability"):
+        _text(table, name, "device.")
+    for name in ("gpu", "l4t", "cuda"):
+        if table[name] is not None:
+            _text(table, name, "device.")
+    kernels = _table(table["kernels"], "device.kernels")
+    for name in kernels:
+        _text(kernels, name, "device.kernels.")
+    return Device(**table)
+
+
 def _same_keys(values: Mapping[str, Any], known: set[str], where: str) -> None:
     if missing := sorted(known - values.keys()):
         raise _error(where + missing[0], "is missing")
@@ -173,9 +207,9 @@ def _table(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
-def _text(values: Mapping[str, Any], name: str) -> None:
+def _text(values: Mapping[str, Any], name: str, where: str = "") -> None:
     if not isinstance(values[name], str) or not values[name]:
-        raise _error(name, "must be a string that is not empty")
+        raise _error(where + name, "must be a string that is not empty")
 
 
 def _positive(values: Mapping[str, Any], name: str) -> None:

@@ -7,14 +7,15 @@ import os
 import psutil
 
 from edgellm.engine.base import Executor
-from edgellm.engine.bundle import Bundle
+from edgellm.engine.bundle import TARGETS, Bundle
 from edgellm.engine.ort import OrtExecutor
+from edgellm.errors import BundleError
 
 
 def open_executor(
     bundle: Bundle, *, slots: int, context: int | None = None, threads: int | None = None, speculation: bool = True
 ) -> Executor:
-    """An executor for `bundle` (`Bundle.open` has checked that this installation has one for its target).
+    """An executor for `bundle`, which `Bundle.open` has found to fit this machine.
 
     Args:
         slots: sequences that can run at the same time.
@@ -23,8 +24,11 @@ def open_executor(
         speculation: whether verify and draft are needed; without them their graphs are not loaded.
 
     Raises:
+        BundleError: there is no executor for the bundle's target.
         ConfigError: a setting is out of range, or the memory that it implies is not there.
     """
+    if bundle.manifest.target not in TARGETS:
+        raise BundleError(f"{bundle.path} was built for {bundle.manifest.target!r}, which has no executor yet")
     return OrtExecutor(
         bundle,
         slots=slots,

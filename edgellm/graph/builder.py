@@ -38,7 +38,7 @@ class GraphBuilder:
     def __init__(self, name: str, weights: WeightFile | None, sizes: Mapping[str, int] | None = None) -> None:
         self.name = name
         self._weights = weights
-        self._sizes: Mapping[Dim, int] = dict(sizes or {})
+        self._sizes = sizes or {}
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
@@ -181,7 +181,8 @@ class GraphBuilder:
         path.write_bytes(model.SerializeToString())
 
     def _value(self, name: str, dtype: DTypeLike, shape: Sequence[Dim]) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, tensor_type(dtype), [self._sizes.get(dim, dim) for dim in shape])
+        sizes = [self._sizes.get(dim, dim) if isinstance(dim, str) else dim for dim in shape]
+        return helper.make_tensor_value_info(name, tensor_type(dtype), sizes)
 
     def _imports(self) -> list[onnx.OperatorSetIdProto]:
         return [helper.make_opsetid("", OPSET), *(helper.make_opsetid(domain, 1) for domain in sorted(self._domains))]

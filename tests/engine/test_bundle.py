@@ -18,6 +18,7 @@ from edgellm.engine.manifest import Manifest
 from edgellm.engine.recipe import Recipe
 from edgellm.errors import BundleError, CheckpointError, ConfigError
 
+DEVICE = {"tensorrt": "10.16", "compute_capability": "SM110", "gpu": None, "l4t": None, "cuda": None, "kernels": {}}
 RECIPE = Recipe(context=64, prefill_chunk=32)
 
 
@@ -105,6 +106,11 @@ def test_not_a_bundle(tmp_path: Path) -> None:
         (lambda m: m["sampling"].update(temperature=-1), "sampling.temperature must be"),
         (lambda m: m["sampling"].update(seed=1), "sampling.seed is unknown"),
         (lambda m: m.update(files=[]), "files must be"),
+        (lambda m: m.update(device=[]), "device must be an object"),
+        (lambda m: m.update(device={}), r"device\.compute_capability is missing"),
+        (lambda m: m.update(device=DEVICE | {"tensorrt": ""}), r"device\.tensorrt must be a string"),
+        (lambda m: m.update(device=DEVICE | {"l4t": 38}), r"device\.l4t must be a string"),
+        (lambda m: m.update(device=DEVICE | {"kernels": {"gdn": 1}}), r"device\.kernels\.gdn must be a string"),
         (lambda m: m["files"].append(m["files"][0]), "names a file twice"),
         (lambda m: m["files"][0].update(name="../x"), "is not a file inside the bundle"),
         (lambda m: m["files"][0].update(name="/etc/passwd"), "is not a file inside the bundle"),

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from graph_runner import CHAIN, CONFIGS, TREE, Graphs, HashedModel, Nvfp4Model, Slot, tokens
 
-from edgellm.checkpoint.nvfp4 import Nvfp4
+from edgellm.checkpoint.nvfp4 import E4M3, Nvfp4
 from edgellm.checkpoint.quantized_weights import Fp8BlockWeight, Fp8Weight, Nvfp4Weight
 from edgellm.errors import ConfigError
 from edgellm.graph.export import build_tensorrt_graphs
@@ -245,6 +245,52 @@ def test_matrices_are_fused_only_when_their_scales_agree(tmp_path):
     assert counts[Alike] == 3 * 4  # per layer: into the mixer, out of it, gate and up, down
     # gate, up; qkv, z of two layers; q with its gate, k, v of one
     assert counts[Split] == 3 * (1 + 2 + 1) + 2 * 2 + 3
+
+
+class Fp8(HashedModel):
+    """The MLP's matrices in FP8 with one scale, and one for their inputs."""
+
+    SCALE = np.float32(0.01)
+
+    def kind(self, name):
+        return "fp8" if ".mlp." in name else "f32"
+
+    def weight(self, name):
+        if self.kind(name) != "fp8":
+            return super().weight(name)
+        values = super().tensor(name)
+        factor = np.float32(np.abs(values).max() / 448)
+        return Fp8Weight((values / factor).astype(E4M3), factor.reshape(1, 1), self.SCALE)
+
+    def tensor(self, name):
+        return self.weight(name).to_float32() if self.kind(name) == "fp8" else super().tensor(name)
+
+
+class Fp8Reference(ReferenceModel):
+    """The NumPy model with the inputs of the FP8 matrices rounded."""
+
+    def _tensor(self, name):
+        values = super()._tensor(name)
+        return RoundingToFp8(values) if self._source.kind(name) == "fp8" else values
+
+
+class RoundingToFp8:
+    def __init__(self, values):
+        self.values = values
+
+    def __matmul__(self, x):
+        codes = np.clip(x.astype(np.float32) / Fp8.SCALE, -448, 448).astype(E4M3)
+        return self.values @ (codes.astype(np.float32) * Fp8.SCALE)
+
+
+def test_fp8_matrices_are_multiplied_with_rounded_activations(tmp_path):
+    model = Fp8("grouped-untied")
+    build_tensorrt_graphs(model, tmp_path, TensorRtForm("f32"), prefill_chunk=CHUNK)
+    ids = tokens(20, model.spec.vocab, 8)
+    got = Sequence(Graphs(tmp_path, model.spec)).prefill(ids)
+    plain, wanted = ReferenceModel(model).run(ids)[0], Fp8Reference(model).run(ids)[0]
+    # Values at the border between two codes may fall to the other side, float32 against float64.
+    assert np.abs(got - wanted).mean() < 0.1 * np.abs(plain - wanted).mean()
 
 
 def with_matrix(weight):

@@ -1,0 +1,139 @@
+"""TensorRT's Python module: which one, found when it is needed, and what of it is used here.
+
+`tensorrt` builds on the device that runs the engine; `tensorrt_rtx` builds for a GPU that need not be there. The two
+have one interface as far as these protocols go. What must stay true: nothing of edgellm imports either of them before
+`load_api` does, and what is missing is named.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Literal, Protocol, cast, get_args
+
+from edgellm.errors import ConfigError
+
+TensorRtTarget = Literal["tensorrt", "tensorrt-rtx"]
+TENSORRT_TARGETS: Final[tuple[str, ...]] = get_args(TensorRtTarget)
+MODULES: Final[dict[str, tuple[str, ...]]] = {
+    "tensorrt": ("tensorrt",),
+    "tensorrt-rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings"),
+}
+_HELP: Final[dict[str, str]] = {
+    "tensorrt": "JetPack brings it for the system's Python (a virtual environment needs --system-site-packages), or "
+    "install edgellm[tensorrt]",
+    "tensorrt-rtx": "install edgellm[tensorrt-rtx]",
+}
+
+# TensorRT 10.13 fuses projections side by side into wrong results for one token on sm_110; these switches forbid it.
+_SWITCHES: Final = "__LUNOWUD"
+_NO_SIDE_BY_SIDE: Final = ("-peep:fc_h_fusion=off", "-peep:match_dual_gemm=off")
+
+Dims = Sequence[int]
+
+
+class Profile(Protocol):
+    def set_shape(self, input: str, min: Dims, opt: Dims, max: Dims) -> None: ...
+
+
+class Config(Protocol):
+    profiling_verbosity: Any
+    progress_monitor: Any
+    num_compute_capabilities: int
+
+    def clear_flag(self, flag: Any) -> None: ...
+    def set_compute_capability(self, capability: Any, index: int) -> bool: ...
+    def add_optimization_profile(self, profile: Profile) -> int: ...
+    def create_timing_cache(self, serialized: bytes) -> Any: ...
+    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool: ...
+    def get_timing_cache(self) -> Any: ...
+
+
+class Network(Protocol):
+    @property
+    def num_layers(self) -> int: ...
+
+
+class Builder(Protocol):
+    def create_network(self, flags: int) -> Network: ...
+    def create_builder_config(self) -> Config: ...
+    def create_optimization_profile(self) -> Profile: ...
+    def build_serialized_network(self, network: Network, config: Config) -> Any:
+        """A buffer, or None after an error that the logger was told."""
+
+
+class ParserError(Protocol):
+    def desc(self) -> str: ...
+    def node_name(self) -> str: ...
+    def node_operator(self) -> str: ...
+
+
+class Parser(Protocol):
+    @property
+    def num_errors(self) -> int: ...
+    def get_error(self, index: int) -> ParserError: ...
+    def load_model_proto(self, model: bytes, path: str) -> bool: ...
+    def load_initializer(self, name: str, data: int, size: int) -> bool: ...
+    def parse_model_proto(self) -> bool: ...
+
+
+class Api(Protocol):
+    """The module."""
+
+    __name__: str
+    __version__: str
+    Builder: Callable[[Any], Builder]
+    OnnxParser: Callable[[Network, Any], Parser]
+    ILogger: type[Any]
+    IProgressMonitor: type[Any]
+    BuilderFlag: Any
+    ComputeCapability: Any
+    NetworkDefinitionCreationFlag: Any
+    ProfilingVerbosity: Any
+
+
+def load_api(target: str) -> Api:
+    """The module of `target`.
+
+    Raises:
+        ConfigError: it is not installed, or what it needs is not; the message says what.
+    """
+    failures = []
+    for name in MODULES[target]:
+        try:
+            return cast(Api, importlib.import_module(name))
+        except ModuleNotFoundError as error:
+            failures.append(f"no module {error.name!r}")
+        except (ImportError, OSError) as error:  # a library that it links to
+            failures.append(f"{name} does not load: {error}")
+    raise ConfigError(f"target {target} is not installed here ({'; '.join(failures)}): {_HELP[target]}")
+
+
+def release(version: str) -> tuple[int, ...]:
+    """(major, minor) of "10.13.3.9"."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def check_release(api: Api, target: str, capability: str) -> None:
+    """Refuse releases that are known to compile wrong results.
+
+    Raises:
+        ConfigError: TensorRT 10.13 would build for SM110 and its fusion of projections side by side is on.
+    """
+    if target != "tensorrt" or capability != "SM110" or release(api.__version__) > (10, 13):
+        return
+    given = os.environ.get(_SWITCHES, "")
+    if any(switch not in given for switch in _NO_SIDE_BY_SIDE):
+        raise ConfigError(
+            f"TensorRT {api.__version__} computes wrong projections of one token on sm_110: upgrade to 10.16 or newer "
+            f"(JetPack 7.2), or put `side_by_side_fusion = false` into the recipe's [tensorrt]: it sets {_SWITCHES}=\""
+            f'{" ".join(_NO_SIDE_BY_SIDE)}"'
+        )
+
+
+def disable_side_by_side_fusion() -> None:
+    """Set the switches for all engines that this process builds from now on. Comes before `load_api`."""
+    given = os.environ.get(_SWITCHES, "").split()
+    os.environ[_SWITCHES] = " ".join([*given, *(switch for switch in _NO_SIDE_BY_SIDE if switch not in given)])

@@ -1,0 +1,132 @@
+"""The engines of a bundle: verify, prefill, commit and mtp, from a checkpoint and a recipe.
+
+What must stay true: what cannot be built is refused before the checkpoint's weights are read: the module, its release,
+the GPU, memory and disk are looked at first.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from edgellm.checkpoint.reader import Checkpoint
+from edgellm.engine.manifest import Device
+from edgellm.engine.recipe import Recipe, TensorRtRecipe
+from edgellm.engine.trt.api import Api, check_release, disable_side_by_side_fusion, load_api
+from edgellm.engine.trt.compiler import Compiler
+from edgellm.engine.trt.layer_list import LayerList
+from edgellm.engine.trt.machine import find_gpu, stamp
+from edgellm.engine.trt.memory_plan import check_room, existing, plan_build
+from edgellm.engine.trt.profiles import Sizes, point, step_sizes
+from edgellm.errors import ConfigError
+from edgellm.graph.export import build_tensorrt_graphs
+from edgellm.graph.lowering.tensorrt import TensorRtForm
+from edgellm.progress import Progress
+
+LAYERS_FILE: Final = "layers.json"
+_SCRATCH: Final = "graphs"
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """A build that can start: made by `plan_engines`."""
+
+    api: Api
+    source: Checkpoint
+    recipe: Recipe
+    form: TensorRtRecipe
+    context: int
+    timing_cache: Path
+
+    @property
+    def ahead_of_time(self) -> bool:
+        """Whether the GPU that runs the engines need not be here."""
+        return self.recipe.target == "tensorrt-rtx"
+
+    def write(self, folder: Path, progress: Progress | None) -> Device:
+        """Write the engines (``verify.engine``, …) and `LAYERS_FILE` into `folder`; what they depend on.
+
+        Raises:
+            ConfigError: a matrix or a node of the graph is not taken; it is named.
+            ExecutionError: TensorRT failed.
+        """
+        scratch = folder / _SCRATCH
+        scratch.mkdir()
+        *graphs, _ = build_tensorrt_graphs(
+            self.source,
+            scratch,
+            TensorRtForm(self.form.activations),
+            prefill_chunk=self.recipe.prefill_chunk,
+            positions=self.context,
+            progress=progress,
+        )
+        capability = self.form.compute_capability if self.ahead_of_time else None
+        compiler = Compiler(self.api, capability=capability, timing_cache=self.timing_cache, progress=progress)
+        layers: dict[str, LayerList] = {}
+        for graph in graphs:
+            layers[graph.stem] = compiler.compile(graph, folder / f"{graph.stem}.engine", self._profiles(graph.stem))
+        shutil.rmtree(scratch)
+        text = json.dumps({name: found.to_dict() for name, found in layers.items()}, separators=(",", ":"))
+        (folder / LAYERS_FILE).write_text(text + "\n", encoding="utf-8")
+        return stamp(self.api, self.form.compute_capability, self.ahead_of_time)
+
+    def precision(self) -> dict[str, str]:
+        """Module → stored form, for the manifest."""
+        half = self.form.activations
+        return {
+            "matrices": f"as in the checkpoint: NVFP4 (W4A4) and FP8 (W8A8) natively, others {half}",
+            "embedding": half,
+            "activations, residual stream": half,
+            "norms, convolution, RoPE, logits": "f32",
+            "recurrent state": "f32",
+            "KV rows": half,
+        }
+
+    def _profiles(self, name: str) -> list[Sizes]:
+        steps = [step_sizes(tokens, point(tokens), self.context) for tokens in self.form.profiles]
+        chunk = self.recipe.prefill_chunk
+        prefill = step_sizes(chunk, (1, 1, chunk), self.context)
+        match name:
+            case "prefill":
+                return [prefill]
+            case "mtp":
+                return [*steps, prefill]  # its cache is filled with the prompt too
+        return steps
+
+
+def plan_engines(source: Checkpoint, recipe: Recipe, context: int, out: Path) -> EnginePlan:
+    """Look at everything that a build needs.
+
+    Args:
+        context: longest context in tokens.
+        out: the bundle; kernel timings are kept beside it.
+
+    Raises:
+        ConfigError: something is missing, too old, too small or of another GPU; it is named.
+    """
+    form = recipe.tensorrt
+    if form is None:
+        raise TypeError(f"a recipe for {recipe.target} has no engines")
+    if not form.side_by_side_fusion:
+        disable_side_by_side_fusion()
+    api = load_api(recipe.target)
+    check_release(api, recipe.target, form.compute_capability)
+    if recipe.target == "tensorrt":
+        gpu = find_gpu()
+        if gpu is None:
+            raise ConfigError("target tensorrt builds on the device, and this machine shows no NVIDIA GPU")
+        if gpu.capability != form.compute_capability:
+            raise ConfigError(
+                f"tensorrt.compute_capability is {form.compute_capability}, the GPU here, {gpu.name}, "
+                f"is {gpu.capability}"
+            )
+    check_room(plan_build(source, context), existing(out.parent))
+    return EnginePlan(api, source, recipe, form, context, out.with_name(f"{out.name}.timing"))
+
+
+def read_layers(path: Path) -> dict[str, LayerList]:
+    """Engine → its layers, from a bundle's `LAYERS_FILE`."""
+    return {name: LayerList.from_dict(values) for name, values in json.loads(path.read_text(encoding="utf-8")).items()}
