@@ -18,6 +18,15 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
+# TensorRT's Python package, read by tests and not installed: its library needs a GPU. Without network they skip.
+TENSORRT := .cache/tensorrt/.downloaded
+$(TENSORRT): $(VENV)/.installed
+	mkdir -p $(@D)
+	for release in 10.13.3.9 10.16.1.11 11.4.0.106; do \
+	  $(BIN)/python -m pip download --quiet --no-deps --platform manylinux_2_28_x86_64 --python-version 311 \
+	    --dest $(@D) tensorrt-cu13-bindings==$$release || { echo 'tests of TensorRT plugins will skip'; exit 0; }; \
+	done; touch $@
+
 $(BUNDLE)/manifest.json: $(VENV)/.installed $(wildcard edgellm/models/$(MODEL)/* edgellm/engine/*.py edgellm/graph/*.py edgellm/graph/*/*.py)
 	mkdir -p $(dir $(BUNDLE))
 	$(BIN)/edgellm build $(MODEL) --out $(BUNDLE) --force
@@ -25,7 +34,7 @@ $(BUNDLE)/manifest.json: $(VENV)/.installed $(wildcard edgellm/models/$(MODEL)/*
 serve: $(BUNDLE)/manifest.json  ## install, build the embedded bundle, serve it
 	$(BIN)/edgellm serve $(BUNDLE) --port $(PORT)
 
-test: $(VENV)/.installed  ## lint, types and all tests that need no torch
+test: $(VENV)/.installed $(TENSORRT)  ## lint, types and all tests that need no torch
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(MAKE) --no-print-directory types
