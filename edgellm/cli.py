@@ -94,6 +94,11 @@ def build(
     name, chosen = choose_recipe(source, recipe, target)
     with watched_memory() as peak, bars(err) as progress:
         build_bundle(source, out, chosen, force=force, progress=progress)
+    if chosen.tensorrt is not None:
+        from edgellm.engine.trt.engines import LAYERS_FILE, layer_report
+
+        for line in layer_report(out / LAYERS_FILE):
+            err.print(line, markup=False, soft_wrap=True)
     for warning in source.warnings:
         err.print(f"note: {warning}", markup=False, soft_wrap=True)
     err.print(f"built {out} by recipe {name}; {peak}", markup=False, soft_wrap=True)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import onnx
 import pytest
 from graph_runner import CHAIN, CONFIGS, TREE, Graphs, HashedModel, Nvfp4Model, Slot, tokens
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
-from edgellm.checkpoint.nvfp4 import E4M3, Nvfp4
+from edgellm.checkpoint.nvfp4 import E4M3, Nvfp4, unpack
 from edgellm.checkpoint.quantized_weights import Fp8BlockWeight, Fp8Weight, Nvfp4Weight
 from edgellm.errors import ConfigError
+from edgellm.graph.builder import GraphBuilder
 from edgellm.graph.export import build_tensorrt_graphs
 from edgellm.graph.indices import MASKED, attention_bias, commit_rows, tree_index
 from edgellm.graph.lowering.block_chain import CHAIN_BLOCK
-from edgellm.graph.lowering.tensorrt import TensorRtForm
+from edgellm.graph.lowering.tensorrt import TensorRtForm, TensorRtOps
 from edgellm.graph.reference import ReferenceModel
+from edgellm.graph.source import attention_parts
+from edgellm.graph.weight_file import WeightFile
+from edgellm.quantize.rounding import round_to_nearest
 
 MODELS = sorted(CONFIGS)
 PLAIN = TensorRtForm("f32", "decoded")
@@ -92,6 +99,9 @@ class Sequence:
 
     def run(self, name, feeds):
         names = [item.name for item in self.graphs[name].get_outputs()]
+        kinds = {item.name: item.type for item in self.graphs[name].get_inputs()}
+        if kinds["attn_bias"] == "tensor(float16)":
+            feeds["attn_bias"] = np.maximum(feeds["attn_bias"], -3e4).astype(np.float16)
         return dict(zip(names, self.graphs[name].run(None, feeds), strict=True))
 
 
@@ -159,6 +169,22 @@ def test_mtp_is_the_canonical_graph(trt_graphs, canonical_graphs):
     got, wanted = (graphs("grouped-untied")["mtp"].run(None, feeds) for graphs in (trt_graphs, canonical_graphs))
     for value, other in zip(got, wanted, strict=True):
         np.testing.assert_allclose(value, other, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_half_precision_moves_logits_a_little(tmp_path, trt_graphs, name):
+    """Float16, which the CPU runs: rounding differs, nothing else does."""
+    model, ids = HashedModel(name), prompts(name)["random"]
+    build_tensorrt_graphs(model, tmp_path, TensorRtForm("f16"), prefill_chunk=CHUNK)
+    half, whole = Sequence(Graphs(tmp_path, model.spec)), Sequence(trt_graphs(name))
+    for key, value in half.state.items():
+        half.state[key] = value.astype(np.float16) if key.startswith(("k_", "v_")) else value
+    for got, wanted in (
+        (half.prefill(ids[:100]), whole.prefill(ids[:100])),
+        (half.verify(ids[100:116], TREE)["logits"], whole.verify(ids[100:116], TREE)["logits"]),
+    ):
+        assert got.dtype == np.float32
+        assert np.abs(got - wanted).mean() < 0.03 * np.abs(wanted).mean()
 
 
 class Scaled(Nvfp4Model):
@@ -322,3 +348,36 @@ def test_matrices_without_a_native_product_are_refused_by_name(tmp_path, weight,
 def test_chunks_are_whole_blocks(tmp_path, chunk):
     with pytest.raises(ConfigError, match=f"multiple of {CHAIN_BLOCK} tokens, not {chunk}"):
         build_tensorrt_graphs(HashedModel("odd-sizes"), tmp_path, PLAIN, prefill_chunk=chunk)
+
+
+class TRT_FP4DynamicQuantize(OpRun):
+    """TensorRT's operator: NVFP4 codes and block scales of x for a given global scale."""
+
+    op_domain = "trt"
+
+    def _run(self, x, factor, axis=None, block_size=None, scale_type=None):
+        assert (axis, block_size, scale_type) == (-1, 16, onnx.TensorProto.FLOAT8E4M3FN)
+        matrix = round_to_nearest(x.reshape(-1, x.shape[-1]), factor)
+        codes = unpack(matrix.packed).view(ml_dtypes.float4_e2m1fn)
+        scales = np.asarray(matrix.block_scales).view(ml_dtypes.float8_e4m3fn)
+        return codes.reshape(x.shape), scales.reshape(*x.shape[:-1], -1)
+
+
+def test_an_nvfp4_projection_is_the_product_of_rounded_activations_and_decoded_weights(tmp_path):
+    """The very graph that TensorRT compiles, run by ONNX's reference with an operator of TensorRT filled in."""
+    model = Scaled("grouped-untied")
+    spec, name = model.spec, f"layers.{model.spec.full_layers[0]}.self_attn"
+    parts = attention_parts(spec.attention, name)  # the queries' and the gate's rows of one matrix, then k and v
+    with WeightFile(tmp_path / "weights.bin") as file:
+        g = GraphBuilder("projection", file)
+        x = g.input("x", np.float32, [1, "S", spec.hidden])
+        outputs = [g.output(f"y_{i}", np.float32, [1, "S", part.rows]) for i, part in enumerate(parts)]
+        TensorRtOps(model, TensorRtForm("f32")).project(g, x, "in", parts, outputs)
+        g.save(tmp_path / "projection.onnx")
+    rows = np.random.default_rng(3).standard_normal((1, 5, spec.hidden)).astype(np.float32)
+    evaluator = ReferenceEvaluator(str(tmp_path / "projection.onnx"), new_ops=[TRT_FP4DynamicQuantize])
+    rounded = round_to_nearest(rows[0], model.input_scale("")).to_float32()
+    for part, got in zip(parts, evaluator.run(None, {"x": rows}), strict=True):
+        weight = model.weight(part.tensor).to_float32()
+        wanted = rounded @ (weight if part.index is None else weight[part.index]).T
+        np.testing.assert_allclose(got[0], wanted, atol=2e-5)

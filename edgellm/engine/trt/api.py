@@ -26,6 +26,7 @@ _HELP: Final[dict[str, str]] = {
     "install edgellm[tensorrt]",
     "tensorrt-rtx": "install edgellm[tensorrt-rtx]",
 }
+_OLDEST: Final = {"tensorrt": (10, 13), "tensorrt-rtx": (1, 7)}
 
 # TensorRT 10.13 fuses projections side by side into wrong results for one token on sm_110; these switches forbid it.
 _SWITCHES: Final = "__LUNOWUD"
@@ -86,10 +87,13 @@ class Api(Protocol):
     __version__: str
     Builder: Callable[[Any], Builder]
     OnnxParser: Callable[[Network, Any], Parser]
+    Runtime: Callable[[Any], Any]
+    Logger: Any
     ILogger: type[Any]
     IProgressMonitor: type[Any]
     BuilderFlag: Any
     ComputeCapability: Any
+    LayerInformationFormat: Any
     NetworkDefinitionCreationFlag: Any
     ProfilingVerbosity: Any
 
@@ -117,11 +121,15 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def check_release(api: Api, target: str, capability: str) -> None:
-    """Refuse releases that are known to compile wrong results.
+    """Refuse releases that are too old or known to compile wrong results.
 
     Raises:
-        ConfigError: TensorRT 10.13 would build for SM110 and its fusion of projections side by side is on.
+        ConfigError: TensorRT is older than 10.13, whose parser is the first to take weights from memory; or it is
+            10.13, would build for SM110, and its fusion of projections side by side is on.
     """
+    if release(api.__version__) < _OLDEST[target]:
+        oldest = ".".join(map(str, _OLDEST[target]))
+        raise ConfigError(f"{api.__name__} {api.__version__} is too old: {oldest} or newer is needed")
     if target != "tensorrt" or capability != "SM110" or release(api.__version__) > (10, 13):
         return
     given = os.environ.get(_SWITCHES, "")

@@ -72,9 +72,7 @@ class Compiler:
         with out.open("wb") as file:
             file.write(memoryview(engine))
         self._keep_timings(config)
-        if not self._layers:
-            raise ExecutionError(f"{graph.name}: TensorRT {self._api.__version__} did not print the engine's layers")
-        return parse_layers(self._layers[-1])
+        return self._layer_list(engine)
 
     def _parse(self, parser: Parser, graph: Path) -> list[Any]:
         """Fill the parser's network; what is returned must outlive it."""
@@ -134,6 +132,19 @@ class Compiler:
             if config.add_optimization_profile(profile) < 0:
                 raise ExecutionError(f"{graph.name}: TensorRT does not take the profile {dict(sizes)}")
         return config
+
+    def _layer_list(self, engine: Any) -> LayerList:
+        """What was printed or, where nothing was, what an inspector says; it is no reason to throw an engine away."""
+        try:
+            return parse_layers(self._layers[-1] if self._layers else self._inspected(engine))
+        except ExecutionError as error:
+            return LayerList((), str(error))
+
+    def _inspected(self, engine: Any) -> str:
+        loaded = self._api.Runtime(self._logger).deserialize_cuda_engine(engine)
+        if loaded is None:
+            raise ExecutionError("the engine was built but does not load on this machine")
+        return str(loaded.create_engine_inspector().get_engine_information(self._api.LayerInformationFormat.ONELINE))
 
     def _keep_timings(self, config: Config) -> None:
         if self._capability is None and self._timing_cache is not None:

@@ -130,3 +130,16 @@ def plan_engines(source: Checkpoint, recipe: Recipe, context: int, out: Path) ->
 def read_layers(path: Path) -> dict[str, LayerList]:
     """Engine → its layers, from a bundle's `LAYERS_FILE`."""
     return {name: LayerList.from_dict(values) for name, values in json.loads(path.read_text(encoding="utf-8")).items()}
+
+
+def layer_report(path: Path) -> list[str]:
+    """A line for each engine and profile of a bundle's `LAYERS_FILE`: how many layers, and what they are."""
+    lines = []
+    for name, found in read_layers(path).items():
+        if found.unread:
+            lines.append(f"{name}: {found.unread}")
+        for profile in sorted({layer.subgraph for layer in found.layers}):
+            counts = found.of_profile(profile).counts()
+            told = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in counts.items())
+            lines.append(f"{name}, profile {profile}: {told}")
+    return lines

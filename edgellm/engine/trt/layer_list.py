@@ -1,8 +1,8 @@
 """`LayerList`: the kernels that TensorRT chose for an engine, read from what its builder prints.
 
-The builder prints one line per layer and profile when profiling verbosity is DETAILED and the logger takes VERBOSE;
-an inspector says the same, but only where there is a GPU. What must stay true: a line of another form is an error, not
-a layer less.
+TensorRT-RTX prints one line per layer and profile when profiling verbosity is DETAILED and the logger takes VERBOSE; an
+engine inspector says the same, but only where there is a GPU. What must stay true: a line of another form is an error,
+not a layer less.
 """
 
 from __future__ import annotations
@@ -64,9 +64,10 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class LayerList:
-    """Layers of one engine in the order in which they run, profile after profile."""
+    """Layers of one engine in the order in which they run, profile after profile; `unread` says why there are none."""
 
     layers: tuple[Layer, ...]
+    unread: str = ""
 
     def of_profile(self, profile: int) -> LayerList:
         """Layers of one profile, for an engine whose profiles are one subgraph each."""
@@ -96,15 +97,17 @@ class LayerList:
             inputs, constants, outputs = (tensors(item[key]) for key in ("inputs", "constants", "outputs"))
             return Layer(item["name"], item["kind"], inputs, constants, outputs, item["tactic"])
 
-        return cls(tuple(layer(item) for item in values["layers"]))
+        return cls(tuple(layer(item) for item in values["layers"]), values["unread"])
 
 
 def parse_layers(message: str) -> LayerList:
-    """The list in a message of the builder's logger that starts with `START`.
+    """The list in a text that starts with `START`.
 
     Raises:
-        ExecutionError: a line is not a layer.
+        ExecutionError: it does not, or a line is not a layer.
     """
+    if not message.startswith(START):
+        raise ExecutionError(f"TensorRT prints layers in a form that is not known: {message:.200}")
     lines = _END.split(message.removeprefix(START))[0].splitlines()
     return LayerList(tuple(_layer(line) for line in lines if line.strip()))
 

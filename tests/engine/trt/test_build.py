@@ -20,7 +20,7 @@ from edgellm.engine.recipe import Recipe, TensorRtRecipe
 from edgellm.engine.registry import open_executor
 from edgellm.engine.trt.api import load_api
 from edgellm.engine.trt.compiler import Compiler
-from edgellm.engine.trt.engines import LAYERS_FILE, read_layers
+from edgellm.engine.trt.engines import LAYERS_FILE, layer_report, read_layers
 from edgellm.engine.trt.layer_list import LayerList
 from edgellm.engine.trt.profiles import point, step_sizes
 from edgellm.errors import BundleError, ConfigError, ExecutionError
@@ -95,6 +95,26 @@ def test_float32_products_are_not_rounded_to_tf32(layers: dict[str, LayerList]) 
     dtypes = {tensor.dtype for found in layers.values() for layer in found.layers for tensor in layer.inputs}
     assert "Float" in dtypes
     assert not {dtype for dtype in dtypes if "TF32" in dtype.upper()}
+
+
+def test_the_report_has_a_line_for_every_profile(built: Path) -> None:
+    lines = layer_report(built / LAYERS_FILE)
+    assert [line.split(":")[0] for line in lines] == [
+        *(f"verify, profile {profile}" for profile in range(2)),
+        "prefill, profile 0",
+        *(f"commit, profile {profile}" for profile in range(2)),
+        *(f"mtp, profile {profile}" for profile in range(3)),
+    ]
+    assert "17 fp4 products" in lines[0]
+
+
+def test_an_engine_whose_layers_cannot_be_read_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.engine.trt.compiler.START", "no such start")
+    graph = small_graph(tmp_path, "Sigmoid")
+    compiler = Compiler(load_api("tensorrt-rtx"), capability="SM120")
+    found = compiler.compile(graph, tmp_path / "out.engine", [step_sizes(1, point(1), 64)])
+    assert (found.layers, found.unread) == ((), "the engine was built but does not load on this machine")
+    assert (tmp_path / "out.engine").stat().st_size > 0
 
 
 def test_what_the_bundle_says(built: Path, nvfp4_checkpoint: Path) -> None:

@@ -97,3 +97,8 @@ def test_json_keeps_everything() -> None:
 def test_another_form_is_an_error(line: str) -> None:
     with pytest.raises(ExecutionError, match="in a form that is not known"):
         parse_layers(f"Layers:\n{line}\n")
+
+
+def test_a_text_without_layers_is_an_error() -> None:
+    with pytest.raises(ExecutionError, match="in a form that is not known: Engine Layer Information"):
+        parse_layers("Engine Layer Information:\nLayer(Myelin): a")

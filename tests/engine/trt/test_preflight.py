@@ -84,6 +84,14 @@ def test_a_release_that_miscompiles_is_refused(
         plan(nvfp4_checkpoint, tmp_path)
 
 
+def test_a_release_that_is_too_old_is_refused(
+    nvfp4_checkpoint: Path, tmp_path: Path, thor: Callable[[str], None]
+) -> None:
+    thor("10.9.0.34")
+    with pytest.raises(ConfigError, match=r"tensorrt 10\.9\.0\.34 is too old: 10\.13 or newer"):
+        plan(nvfp4_checkpoint, tmp_path)
+
+
 def test_switches_of_the_recipe_or_of_the_user_let_it_build(
     nvfp4_checkpoint: Path, tmp_path: Path, thor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
