@@ -1,4 +1,5 @@
-"""The tree form of the delta rule against the token-by-token rule in float64; its stability where keys are equal."""
+"""The tree form of the delta rule and its form by blocks against the token-by-token rule in float64; their stability
+where keys are equal."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from edgellm.graph.commit import add_commit
 from edgellm.graph.encodings import WeightFormat
 from edgellm.graph.indices import commit_rows, tree_index
 from edgellm.graph.lowering.base import DeltaWeights
+from edgellm.graph.lowering.block_chain import CHAIN_BLOCK, BlockChain
 from edgellm.graph.lowering.ort import OrtOps
 from edgellm.graph.reference import delta_step
 from edgellm.graph.tree import InlineTree
@@ -28,23 +30,29 @@ TAPS = np.linspace(-0.5, 1, 4).astype(np.float32)
 DECAY, BIAS = np.linspace(-3, -0.01, SPEC.value_heads, dtype=np.float32), np.float32(0.1)
 
 
+def add_layer(g, form):
+    """One layer's mixing by `form`: inputs raw, b and a, output y."""
+    heads, channels = SPEC.value_heads, SPEC.conv_channels
+    weights = DeltaWeights(
+        taps=tuple(g.const(np.full(channels, tap), np.float32) for tap in TAPS),
+        decay=g.const(DECAY, np.float32),
+        bias=g.const(np.full(heads, BIAS), np.float32),
+    )
+    raw = g.input("raw", np.float32, [1, "S", channels])
+    if name := form.name_qkv(g, SPEC, 0):
+        raw = g.op("Identity", [raw], output=name)
+    b, a = (g.input(name, np.float32, [1, "S", heads]) for name in "ba")
+    y = form.mix(g, OrtOps(MODEL, WeightFormat()), 0, raw, b, a, weights)
+    g.op("Identity", [y], output=g.output("y", np.float32, [1, "S", heads * SPEC.value_dim]))
+
+
 class Block:
     """Graphs of the tree block of one layer and of its commit."""
 
     def __init__(self, folder: Path) -> None:
-        heads, channels = SPEC.value_heads, SPEC.conv_channels
         with WeightFile(folder / "weights.bin") as file:
             g = GraphBuilder("block", file)
-            form = InlineTree.declare(g, SPEC)
-            weights = DeltaWeights(
-                taps=tuple(g.const(np.full(channels, tap), np.float32) for tap in TAPS),
-                decay=g.const(DECAY, np.float32),
-                bias=g.const(np.full(heads, BIAS), np.float32),
-            )
-            raw = g.op("Identity", [g.input("raw", np.float32, [1, "S", channels])], output=form.name_qkv(g, SPEC, 0))
-            b, a = (g.input(name, np.float32, [1, "S", heads]) for name in "ba")
-            y = form.mix(g, OrtOps(MODEL, WeightFormat()), 0, raw, b, a, weights)
-            g.op("Identity", [y], output=g.output("y", np.float32, [1, "S", heads * SPEC.value_dim]))
+            add_layer(g, InlineTree.declare(g, SPEC))
             g.save(folder / "block.onnx")
             g = GraphBuilder("commit", file)
             add_commit(g, MODEL.spec)
@@ -158,6 +166,70 @@ def test_decay_to_nothing_stays_finite(block):
     a[:] = 400
     a[::3] = -30
     check(block, TREE, raw, b, a, conv, state, tolerance=2e-5)
+
+
+@pytest.fixture(scope="module", params=[1, 4], ids=lambda blocks: f"{blocks}-blocks")
+def chunk(tmp_path_factory, request):
+    """A run of one layer over a chunk by blocks: (y, conv rows, state) after its tokens, which may be fewer."""
+    folder, tokens = tmp_path_factory.mktemp("chunk"), request.param * CHAIN_BLOCK
+    with WeightFile(folder / "weights.bin") as file:
+        g = GraphBuilder("chunk", file, {"S": tokens})
+        add_layer(g, BlockChain.declare(g, SPEC, tokens))
+        g.save(folder / "chunk.onnx")
+    graph = session(folder / "chunk.onnx")
+
+    def run(raw, b, a, conv, state):
+        def padded(x):
+            return np.concatenate([x, np.full((tokens - len(x), x.shape[1]), 9, np.float32)])[None]
+
+        feeds = {
+            "raw": padded(raw),
+            "b": padded(b),
+            "a": padded(a),
+            "live": (np.arange(tokens) < len(raw)).astype(np.float32)[None, :, None],
+            "conv_rows": commit_rows(range(len(raw)), SPEC.conv_kernel),
+            "conv_0": conv[None],
+            "state_0": state[None],
+        }
+        y, conv_out, state_out = graph.run(["y", "conv_out_0", "state_out_0"], feeds)
+        return y[0, : len(raw)], conv_out[0], state_out[0]
+
+    run.tokens = tokens
+    return run
+
+
+def check_chunk(chunk, raw, b, a, conv, state, tolerance):
+    got, wanted = chunk(raw, b, a, conv, state), sequential(raw, b, a, conv, state)
+    assert np.array_equal(got[1], wanted[1].astype(np.float32))
+    for value, other in ((got[0], wanted[0]), (got[2], wanted[2])):
+        assert np.isfinite(value).all()
+        assert np.abs(value - other).max() < tolerance
+
+
+@pytest.mark.parametrize("padding", [0, 1, 37, 63])
+def test_chunks_by_blocks(chunk, padding):
+    check_chunk(chunk, *random_rows(np.random.default_rng(padding), chunk.tokens - padding), tolerance=1e-4)
+
+
+def test_chunks_of_equal_keys_full_rate_and_no_decay(chunk):
+    """Repeated squaring is off by 1e11 in blocks of 64 here."""
+    raw, b, a, conv, state = random_rows(np.random.default_rng(2), chunk.tokens)
+    raw[:] = conv[:] = raw[0]
+    check_chunk(chunk, raw, np.full_like(b, 20), np.full_like(a, -30), conv, state, tolerance=1e-4)
+
+
+def test_chunks_of_alternating_keys_and_changing_values(chunk):
+    raw, b, a, conv, state = random_rows(np.random.default_rng(3), chunk.tokens)
+    raw[:, : 2 * KEYS] = conv[:, : 2 * KEYS] = raw[0, : 2 * KEYS]
+    raw[1::2, KEYS : 2 * KEYS] *= -3
+    check_chunk(chunk, raw, np.full_like(b, 20), np.full_like(a, -30), conv, state, tolerance=2e-4)
+
+
+def test_chunks_that_decay_to_nothing_stay_finite(chunk):
+    raw, b, a, conv, state = random_rows(np.random.default_rng(4), chunk.tokens)
+    a[:] = 400
+    a[::3] = -30
+    check_chunk(chunk, raw, b, a, conv, state, tolerance=1e-4)
 
 
 def test_configs_cover_what_they_claim():
