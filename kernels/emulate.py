@@ -47,16 +47,10 @@ def run(kernel: Kernel, sizes: Sizes, tensors: Tensors, *, reverse: bool = False
         KernelFault: see the module's docstring.
     """
     check_tensors(kernel, sizes, tensors)
-    library = _library(kernel, sizes)
     guarded = {param.name: _Guarded(tensors[param.name]) for param in kernel.params}
     pointers = [ctypes.c_void_p(guarded[param.name].address) for param, _ in kernel.pointers]
     arguments = (ctypes.c_void_p * len(pointers))(*(ctypes.addressof(pointer) for pointer in pointers))
-    dims = ctypes.c_uint * 3
-    stuck = getattr(library, f"cpu_{kernel.name}")(
-        dims(*kernel.grid(sizes)), dims(kernel.threads(sizes), 1, 1), ctypes.c_size_t(0), int(reverse), arguments
-    )
-    if stuck:
-        raise KernelFault(f"{kernel.name}: threads wait at a barrier that others do not reach")
+    launch(kernel, sizes, ctypes.addressof(arguments), reverse=reverse)
     for param in kernel.params:
         buffer = guarded[param.name]
         if not buffer.intact():
@@ -65,6 +59,18 @@ def run(kernel: Kernel, sizes: Sizes, tensors: Tensors, *, reverse: bool = False
             tensors[param.name][...] = buffer.values
         elif buffer.values.tobytes() != tensors[param.name].tobytes():
             raise KernelFault(f"{kernel.name}: changed its input {param.name}")
+
+
+def launch(kernel: Kernel, sizes: Sizes, arguments: int, *, reverse: bool = False) -> None:
+    """Launch on host memory as a driver does: `arguments` is the address of the addresses of the parameters' values.
+
+    Raises like `run`, but sees no writes outside of buffers.
+    """
+    dims = ctypes.c_uint * 3
+    grid, block = dims(*kernel.grid(sizes)), dims(kernel.threads(sizes), 1, 1)
+    function = getattr(_library(kernel, sizes), f"cpu_{kernel.name}")
+    if function(grid, block, ctypes.c_size_t(0), int(reverse), ctypes.c_void_p(arguments)):
+        raise KernelFault(f"{kernel.name}: threads wait at a barrier that others do not reach")
 
 
 class _Guarded:

@@ -36,6 +36,8 @@ CONTROL: Final = 8
 CONTEXT: Final = 0  # committed tokens of the slot
 COUNT: Final = 1  # rows of this step that mean something, at most Sizes.rows
 TAIL_START: Final = 2  # draft rows that already stand in the tail, before this step's
+# First visible token of the pages, which has position 0: 0, or 1 for the MTP layer, where row 0 belongs to no token.
+FIRST: Final = 3
 
 
 @dataclass(frozen=True, slots=True)

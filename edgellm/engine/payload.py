@@ -1,14 +1,14 @@
 """Published blocks and snapshots as bytes, for prefixes that survive a restart.
 
-A JSON header line (kind, fingerprint, length, shapes), then the float32 values. What must stay true: bytes of another
-bundle, layout or size are refused before anything is made of them. Content is not hashed here: whoever stores does it.
+A JSON header line (kind, fingerprint, length, shapes), then the values. What must stay true: bytes of another bundle,
+layout or size are refused before anything is made of them. Content is not hashed here: whoever stores does it.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,47 +17,63 @@ from numpy.typing import NDArray
 from edgellm.engine.ort_memory import Block, Pools, Snapshot
 from edgellm.errors import BundleError
 
-F32 = NDArray[np.float32]
+Array = NDArray[Any]
 Shape = tuple[int, ...]
+Form = tuple[Shape, np.dtype[Any]]
 
 
 def pack_block(fingerprint: str, block: Block) -> bytes:
-    """Bytes of a block."""
-    return _pack("block", fingerprint, block.tokens, [block.rows])
+    """Bytes of a block of the ONNX Runtime executor."""
+    return pack("block", fingerprint, block.tokens, [block.rows])
 
 
 def pack_snapshot(fingerprint: str, kept: Snapshot) -> bytes:
-    """Bytes of a snapshot."""
-    return _pack("snapshot", fingerprint, kept.length, [kept.conv, kept.state, kept.hidden])
+    """Bytes of a snapshot of the ONNX Runtime executor."""
+    return pack("snapshot", fingerprint, kept.length, [kept.conv, kept.state, kept.hidden])
 
 
 def unpack_block(fingerprint: str, data: bytes, pools: Pools, block_tokens: int) -> Block:
-    """Inverse of `pack_block`.
-
-    Raises:
-        BundleError: the bytes are not a block of this bundle and layout.
-    """
-    fields, body = _open("block", fingerprint, data)
-    tokens = _length(fields, block_tokens)
+    """Inverse of `pack_block`. Raises like `unpack`."""
     parts, _, heads, _, dim = pools.kv.shape
-    rows = _arrays(fields, body, [(parts, heads, tokens, dim)])[0]
+
+    def forms(tokens: int) -> list[Form]:
+        return [((parts, heads, tokens, dim), pools.kv.dtype)]
+
+    tokens, (rows,) = unpack("block", fingerprint, data, block_tokens, forms)
     block = pools.new_block(tokens)
     block.rows[...] = rows
     return block
 
 
 def unpack_snapshot(fingerprint: str, data: bytes, pools: Pools, hidden: int) -> Snapshot:
-    """Inverse of `pack_snapshot`; `hidden` is the size of the boundary row. Raises like `unpack_block`."""
-    fields, body = _open("snapshot", fingerprint, data)
-    length = _length(fields, 1 << 40)
-    conv, state = (_without_slots(array.shape) for array in (pools.conv, pools.state))
-    arrays = _arrays(fields, body, [conv, state, (hidden,)])
+    """Inverse of `pack_snapshot`; `hidden` is the size of the boundary row. Raises like `unpack`."""
+    conv, state = ((array.shape[0], *array.shape[2:]) for array in (pools.conv, pools.state))
+    forms: list[Form] = [(shape, pools.state.dtype) for shape in (conv, state, (hidden,))]
+    length, arrays = unpack("snapshot", fingerprint, data, 1 << 40, lambda _: forms)
     return Snapshot(length, *(array.copy() for array in arrays))
 
 
-def _pack(kind: str, fingerprint: str, length: int, arrays: Sequence[F32]) -> bytes:
+def pack(kind: str, fingerprint: str, length: int, arrays: Sequence[Array]) -> bytes:
+    """Bytes of `arrays`, which stand for `length` tokens."""
     header = {"kind": kind, "fingerprint": fingerprint, "length": length, "shapes": [array.shape for array in arrays]}
     return b"\n".join([json.dumps(header).encode(), b"".join(array.tobytes() for array in arrays)])
+
+
+def unpack(
+    kind: str, fingerprint: str, data: bytes, most: int, forms: Callable[[int], Sequence[Form]]
+) -> tuple[int, list[Array]]:
+    """Inverse of `pack`: (length, arrays over the memory of `data`).
+
+    Args:
+        most: the longest length.
+        forms: length → shape and dtype of every array.
+
+    Raises:
+        BundleError: the bytes are not a `kind` of this bundle and layout.
+    """
+    fields, body = _open(kind, fingerprint, data)
+    length = _length(fields, most)
+    return length, _arrays(fields, body, forms(length))
 
 
 def _open(kind: str, fingerprint: str, data: bytes) -> tuple[Mapping[str, Any], memoryview]:
@@ -80,16 +96,15 @@ def _length(fields: Mapping[str, Any], most: int) -> int:
     return length
 
 
-def _arrays(fields: Mapping[str, Any], body: memoryview, shapes: Sequence[Shape]) -> list[F32]:
+def _arrays(fields: Mapping[str, Any], body: memoryview, forms: Sequence[Form]) -> list[Array]:
+    shapes = [shape for shape, _ in forms]
     if fields.get("shapes") != [list(shape) for shape in shapes]:
         raise BundleError(f"stored {fields['kind']}: shapes {fields.get('shapes')!r:.200} are not {shapes}")
-    sizes = [math.prod(shape) for shape in shapes]
-    if len(body) != 4 * sum(sizes):
-        raise BundleError(f"stored {fields['kind']}: {len(body)} bytes of values, {4 * sum(sizes)} expected")
-    values = np.frombuffer(body, np.float32)  # may be unaligned: it stands behind the header
-    ends = np.cumsum(sizes)
-    return [values[end - size : end].reshape(shape) for end, size, shape in zip(ends, sizes, shapes, strict=True)]
-
-
-def _without_slots(shape: Shape) -> Shape:
-    return shape[0], *shape[2:]
+    sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in forms]
+    if len(body) != sum(sizes):
+        raise BundleError(f"stored {fields['kind']}: {len(body)} bytes of values, {sum(sizes)} expected")
+    ends = np.cumsum(sizes)  # parts may be unaligned: they stand behind the header
+    return [
+        np.frombuffer(body[end - size : end], dtype).reshape(shape)
+        for end, size, (shape, dtype) in zip(ends, sizes, forms, strict=True)
+    ]

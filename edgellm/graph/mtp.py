@@ -38,16 +38,10 @@ def add_mtp(g: GraphBuilder, lowering: Lowering, draft_vocab: Sequence[int] | No
 
 def mtp_layer(g: GraphBuilder, lowering: Lowering) -> str:
     """What `add_mtp` adds, up to hidden_out, whose name it returns."""
-    ops = lowering.ops
-    spec = ops.source.spec
+    spec = lowering.ops.source.spec
     ids = g.input("input_ids", np.int64, [1, "S"])
     hidden_in = g.input("hidden_in", np.float32, [1, "S", spec.hidden])
-    pair = [
-        ops.norm(g, ops.embed(g, ids), norm_scale(g, ops.source, "mtp.pre_fc_norm_embedding.weight")),
-        ops.norm(g, hidden_in, norm_scale(g, ops.source, "mtp.pre_fc_norm_hidden.weight")),
-    ]
-    both = g.op("Concat", pair, axis=-1)
-    residual = ops.project(g, both, "mtp.fc", [Part("mtp.fc.weight", spec.hidden)])[0]
+    residual = mtp_pair(g, lowering, ids, hidden_in)
     name = "mtp.layers.0"
     residual, x = add_norm(g, lowering, residual, "", f"{name}.input_layernorm.weight")
     update = attention(g, lowering, f"{name}.self_attn", ("mtp_k", "mtp_v"), x)
@@ -55,6 +49,17 @@ def mtp_layer(g: GraphBuilder, lowering: Lowering) -> str:
     hidden = g.output("hidden_out", np.float32, [1, "S", spec.hidden])
     add_norm(g, lowering, residual, mlp(g, lowering, f"{name}.mlp", x), "mtp.norm.weight", hidden)
     return hidden
+
+
+def mtp_pair(g: GraphBuilder, lowering: Lowering, ids: str, hidden_in: str) -> str:
+    """fc(concat(norm(embedding of `ids`), norm(hidden_in))), the input of the MTP layer: [1, S, hidden]."""
+    ops = lowering.ops
+    pair = [
+        ops.norm(g, ops.embed(g, ids), norm_scale(g, ops.source, "mtp.pre_fc_norm_embedding.weight")),
+        ops.norm(g, hidden_in, norm_scale(g, ops.source, "mtp.pre_fc_norm_hidden.weight")),
+    ]
+    both = g.op("Concat", pair, axis=-1)
+    return ops.project(g, both, "mtp.fc", [Part("mtp.fc.weight", ops.source.spec.hidden)])[0]
 
 
 def _add_best(g: GraphBuilder, lowering: Lowering, rows: str, draft_vocab: Sequence[int] | None) -> None:

@@ -23,7 +23,7 @@ KERNEL __launch_bounds__(THREADS, 1)
     const int token = i * TOKENS;
     const int64_t at = (int64_t)page_table[token / PAGE] * PAGE + token % PAGE;
     const int64_t offset = at * TOKEN_STRIDE + head * HEAD_DIM;
-    fetch(tiles[buffer], k_pages + offset, v_pages + offset, block_sees - token);
+    fetch(tiles[buffer], k_pages + offset, v_pages + offset, 0, block_sees - token);
   };
   walk(0, (block_sees + TOKENS - 1) / TOKENS, get, [&](int i, int buffer) {
     if (i * TOKENS >= warp_sees) return;

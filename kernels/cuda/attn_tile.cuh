@@ -48,14 +48,14 @@ __device__ __forceinline__ void start_rows(Rows& rows, const io_t* q, int head, 
   for (int i = 0; i < HEAD_DIM / 8; ++i) rows.out[i][0] = rows.out[i][1] = rows.out[i][2] = rows.out[i][3] = 0.f;
 }
 
-// Starts copying the first `tokens` tokens at k and v. Values of the rest become zero: they may be NaN, and weight 0
+// Starts copying the tokens from ... to - 1 at k and v. Values of the rest become zero: they may be NaN, and weight 0
 // does not make that 0. Keys of the rest are whatever was there; `attend` drops their scores.
-__device__ __forceinline__ void fetch(Tile& tile, const e4m3_t* k, const e4m3_t* v, int tokens) {
+__device__ __forceinline__ void fetch(Tile& tile, const e4m3_t* k, const e4m3_t* v, int from, int to) {
   constexpr int PARTS = HEAD_DIM / 16;
   const int d = threadIdx.x % PARTS * 16;
 #pragma unroll 1
   for (int token = threadIdx.x / PARTS; token < TOKENS; token += THREADS / PARTS) {
-    if (token < tokens) {
+    if (from <= token && token < to) {
       copy16(&tile.k[token][d], k + token * TOKEN_STRIDE + d);
       copy16(&tile.v[token][d], v + token * TOKEN_STRIDE + d);
     } else {

@@ -11,7 +11,7 @@ KERNEL __launch_bounds__(THREADS, 1)
                       const float* __restrict__ kv_scale, float* __restrict__ part_o, float* __restrict__ part_ml) {
   __shared__ Tile tiles[2];
   const int lane = threadIdx.x % 32, head = blockIdx.x, split = blockIdx.y;
-  const int context = control[0], count = control[1], start = control[2];
+  const int context = control[0], count = control[1], start = control[2], skipped = control[3];
   const int used = min(start + count, TAIL), end = count * GROUP;  // draft rows; query rows that mean something
   const int warp_row = (blockIdx.z * WARPS + threadIdx.x / 32) * 16;
   Rows rows;
@@ -25,7 +25,7 @@ KERNEL __launch_bounds__(THREADS, 1)
     const int64_t at = drafts ? token : (int64_t)page_table[token / PAGE] * PAGE + token % PAGE;
     const int64_t offset = at * TOKEN_STRIDE + head * HEAD_DIM;
     fetch(tiles[buffer], (drafts ? tail_k : k_pages) + offset, (drafts ? tail_v : v_pages) + offset,
-          (drafts ? used : context) - token);
+          drafts ? 0 : skipped - token, (drafts ? used : context) - token);
   };
   walk(first, last, get, [&](int i, int buffer) {
     if (warp_row >= end) return;
@@ -35,6 +35,7 @@ KERNEL __launch_bounds__(THREADS, 1)
       const int row = warp_row + lane / 4 + 8 * half;
       seen[half] = low_bits(word < 0 ? context - i * TOKENS : used - word * TOKENS);
       if (word >= 0) seen[half] &= row < end ? ancestors[(start + row / GROUP) * WORDS + word] : 0;
+      else seen[half] &= ~low_bits(skipped - i * TOKENS);
     }
     attend(rows, tiles[buffer], seen, scale);
   });

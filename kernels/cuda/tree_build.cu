@@ -7,7 +7,7 @@ KERNEL __launch_bounds__(32) tree_build(const int* __restrict__ parents, const i
                                         const int* ancestors, const int* depths, int* ancestors_out, int* depths_out,
                                         int* __restrict__ positions) {
   if (threadIdx.x) return;
-  const int context = control[0], count = control[1], start = control[2];
+  const int context = control[0], count = control[1], start = control[2], first = control[3];
   for (int i = 0; i < ROWS && start + i < TAIL; ++i) {
     const int node = start + i, parent = i < count ? parents[i] : -1;
     for (int w = 0; w < WORDS; ++w) {
@@ -16,7 +16,7 @@ KERNEL __launch_bounds__(32) tree_build(const int* __restrict__ parents, const i
     }
     const int depth = parent < 0 ? 0 : depths[parent] + 1;
     depths_out[node] = depth;
-    positions[i] = min(context + depth, POSITIONS - 1);
+    positions[i] = min(max(context + depth - first, 0), POSITIONS - 1);
   }
 }
 EXPORT(tree_build)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.kernels.sizes import Sizes
-from edgellm.kernels.spec import CONTEXT, COUNT, TAIL_START, Tensors
+from edgellm.kernels.spec import CONTEXT, COUNT, FIRST, TAIL_START, Tensors
 
 F64 = NDArray[np.float64]
 NOTHING_SEEN: Final = -1e30
@@ -53,7 +53,7 @@ def tree_attn_partial(sizes: Sizes, t: Tensors) -> None:
 
     A kernel divides the tokens among the splits; only what `tree_attn_reduce` makes of all splits is comparable.
     """
-    start, width = int(t["control"][TAIL_START]), sizes.group
+    start, skipped, width = int(t["control"][TAIL_START]), int(t["control"][FIRST]), sizes.group
     t["part_ml"][...] = NOTHING_SEEN, 0
     t["part_o"][...] = 0
     for row in range(int(t["control"][COUNT])):
@@ -62,6 +62,7 @@ def tree_attn_partial(sizes: Sizes, t: Tensors) -> None:
         for head in range(sizes.heads):
             kv_head, place = head // width, row * width + head % width
             keys, values = _context(sizes, t, kv_head, int(t["control"][CONTEXT]))
+            keys, values = keys[skipped:], values[skipped:]
             keys = np.concatenate([keys, _decoded(t["tail_k"][nodes, kv_head], t["kv_scale"][0])])
             values = np.concatenate([values, _decoded(t["tail_v"][nodes, kv_head], t["kv_scale"][1])])
             scores = math.log2(math.e) * _scores(t["q"][row, head], keys)

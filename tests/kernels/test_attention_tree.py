@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from attention_inputs import (
+    NAN,
     SCALES,
     ancestors,
     assert_attention,
@@ -20,7 +21,7 @@ from kernel_parity import largest_difference, needs_compiler, run_both
 
 from edgellm.kernels.attention import TREE_ATTN_PARTIAL, TREE_ATTN_REDUCE
 from edgellm.kernels.sizes import Sizes
-from edgellm.kernels.spec import empty_tensors
+from edgellm.kernels.spec import FIRST, empty_tensors
 
 pytestmark = needs_compiler
 GROWING = tiny("f32", 16, tail=128, splits=3)  # the draft tree of the MTP layer
@@ -71,6 +72,20 @@ def test_ends_of_tiles_of_the_tail(start: int) -> None:
 )
 def test_shapes_and_types(sizes: Sizes, context: int, count: int) -> None:
     check(sizes, 1, context, count, likeness=0.5, sharpness=2.0)
+
+
+@pytest.mark.parametrize("context", [1, 2, 33, 70])
+def test_skipped_tokens_are_not_seen(context: int) -> None:
+    rng = np.random.default_rng(context)
+    tensors = attention_tensors(TREE_ATTN_PARTIAL, GROWING, rng, context=context, count=3)
+    tensors["ancestors"][:3] = ancestors([-1, 0, 0], GROWING.words)
+    tensors["control"][FIRST] = 1
+    made, expected = tree_attention(GROWING, tensors)
+    assert_attention(made, expected)
+    page = tensors["page_table"][0]
+    for name in ("k_pages", "v_pages"):
+        tensors[name].view(np.uint8)[page, 0] = NAN
+    np.testing.assert_array_equal(tree_attention(GROWING, tensors)[0], made)
 
 
 def test_scores_far_apart_stay_finite() -> None:

@@ -9,7 +9,7 @@ from edgellm.checkpoint.presets import PRESETS
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.graph.indices import tree_index
 from edgellm.kernels.sizes import Sizes
-from edgellm.kernels.spec import empty_tensors
+from edgellm.kernels.spec import CONTEXT, COUNT, FIRST, empty_tensors
 from edgellm.kernels.tree import TREE_BUILD
 
 pytestmark = needs_compiler
@@ -23,21 +23,20 @@ def trees(draw: st.DrawFn, most: int) -> list[int]:
 
 
 @settings(deadline=None)
-@given(trees(16), st.integers(0, 600))
-def test_a_tree_has_the_masks_and_positions_of_the_graph_inputs(parents: list[int], context: int) -> None:
+@given(trees(16), st.integers(0, 600), st.integers(0, 1))
+def test_a_tree_has_the_masks_and_positions_of_the_graph_inputs(parents: list[int], context: int, first: int) -> None:
     sizes = Sizes.of(SPEC, io="bf16", rows=16, max_pages=8)
     tensors = empty_tensors(TREE_BUILD, sizes)
     tensors["parents"][: len(parents)] = parents
-    tensors["control"][:3] = context, len(parents), 0
+    tensors["control"][[CONTEXT, COUNT, FIRST]] = context, len(parents), first
     made, expected = run_both(TREE_BUILD, sizes, tensors)
     for name in ("ancestors", "depths", "positions"):
         np.testing.assert_array_equal(made[name], expected[name])
     index = tree_index(parents, 4)
     bits = made["ancestors"][: len(parents), 0, None] >> np.arange(len(parents)) & 1
     np.testing.assert_array_equal(bits == 1, index.mask == 0)
-    np.testing.assert_array_equal(
-        made["positions"][: len(parents)], np.minimum(context + index.depths, sizes.positions - 1)
-    )
+    positions = np.clip(context - first + index.depths, 0, sizes.positions - 1)
+    np.testing.assert_array_equal(made["positions"][: len(parents)], positions)
 
 
 @settings(deadline=None)

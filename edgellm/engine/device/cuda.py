@@ -1,0 +1,262 @@
+"""A CUDA device: memory, one stream, kernels, engines, and programs as captured graphs.
+
+Everything goes through `cuda.bindings.driver`, which is imported when a device is opened; a test gives a driver of its
+own. What must stay true: one stream, so that submissions run in order; a program is run once before it is captured
+(engines set themselves up on their first run), and then replayed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from edgellm.engine.device.base import Array, Buffer, Copy, Launch, Operation, Program, Run
+from edgellm.errors import ConfigError, ExecutionError
+from edgellm.kernels.sizes import Sizes
+from edgellm.kernels.spec import Kernel, numpy_dtype
+
+
+@dataclass(frozen=True, slots=True)
+class CudaBuffer:
+    """See `base.Buffer`."""
+
+    address: int
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __getitem__(self, key: int | slice | tuple[int, ...]) -> Self:
+        if isinstance(key, slice):
+            start, stop, step = key.indices(self.shape[0])
+            if step != 1:
+                raise ValueError("a slice of a buffer has no step")
+            row = self.nbytes // self.shape[0] if self.shape[0] else 0
+            return type(self)(self.address + start * row, (max(0, stop - start), *self.shape[1:]), self.dtype)
+        address, shape = self.address, self.shape
+        for index in (key,) if isinstance(key, int) else key:
+            if not 0 <= index < shape[0]:
+                raise IndexError(f"index {index} of {shape[0]}")
+            shape = shape[1:]
+            address += index * math.prod(shape) * self.dtype.itemsize
+        return type(self)(address, shape, self.dtype)
+
+    def reshape(self, *shape: int) -> Self:
+        known = math.prod(size for size in shape if size != -1)
+        total = math.prod(self.shape)
+        found = tuple(total // known if size == -1 else size for size in shape)
+        if math.prod(found) != total:
+            raise ValueError(f"{self.shape} cannot become {shape}")
+        return type(self)(self.address, found, self.dtype)
+
+
+class Engines(Protocol):
+    """The engines of a bundle."""
+
+    def prepare(self, name: str, tensors: dict[str, CudaBuffer], stream: int) -> Callable[[], None]:
+        """What enqueues the engine `name` on `stream` with these tensors.
+
+        Raises:
+            ConfigError: there is no such engine, or it has no profile for these shapes.
+        """
+        ...
+
+    @property
+    def used(self) -> int:
+        """Bytes of weights."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class CudaDevice:
+    """See the module's docstring; the contract is `edgellm.engine.device.base.Device`.
+
+    Args:
+        engines: makes the engines, given what allocates device memory: bytes → address; closed with the device.
+        binary: the cubin of a kernel for this GPU.
+        driver: the module `cuda.bindings.driver` or something like it.
+
+    Raises:
+        ConfigError: there is no GPU or no driver.
+    """
+
+    def __init__(
+        self,
+        engines: Callable[[Callable[[int], int]], Engines],
+        binary: Callable[[Kernel, Sizes], bytes],
+        *,
+        ordinal: int = 0,
+        driver: Any = None,
+    ) -> None:
+        self._cuda: Any = _driver() if driver is None else driver
+        self._call(self._cuda.cuInit(0))
+        self._gpu = self._call(self._cuda.cuDeviceGet(ordinal))
+        self._context = self._call(self._cuda.cuDevicePrimaryCtxRetain(self._gpu))
+        self._call(self._cuda.cuCtxSetCurrent(self._context))
+        self._stream = self._call(self._cuda.cuStreamCreate(self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+        self._allocated: list[Any] = []
+        self._modules: dict[tuple[Kernel, Sizes], Any] = {}
+        self._graphs: list[Any] = []
+        self._binary = binary
+        self._used = 0
+        self._engines = engines(lambda size: _cuda(self.zeros((size,), np.uint8)).address)
+
+    def zeros(self, shape: Sequence[int], dtype: DTypeLike) -> Buffer:
+        found = np.dtype(dtype)
+        size = math.prod(shape) * found.itemsize
+        result = self._cuda.cuMemAlloc(max(size, 1))
+        if result[0] == self._cuda.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
+            raise ConfigError(
+                f"the device has no memory for {size} bytes more than the {self._used} in use: ask for fewer slots or "
+                "a shorter context"
+            )
+        pointer = self._call(result)
+        self._allocated.append(pointer)
+        self._used += size
+        buffer = CudaBuffer(int(pointer), tuple(shape), found)
+        self.clear(buffer)
+        return buffer
+
+    def clear(self, buffer: Buffer) -> None:
+        found = _cuda(buffer)
+        if found.nbytes:
+            self._call(self._cuda.cuMemsetD8Async(found.address, 0, found.nbytes, self._stream))
+
+    def upload(self, target: Buffer, values: Array) -> None:
+        found = _cuda(target)
+        if values.shape != found.shape or values.dtype != found.dtype:
+            raise ValueError(f"upload of {values.dtype} {values.shape} into {found.dtype} {found.shape}")
+        data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        # The copy has left `data` when the call returns: memory that is not pinned is staged by the driver.
+        if data.size:
+            self._call(self._cuda.cuMemcpyHtoDAsync(found.address, data.ctypes.data, data.size, self._stream))
+
+    def download(self, source: Buffer) -> Array:
+        found = _cuda(source)
+        made = np.empty(found.shape, found.dtype)
+        if made.nbytes:
+            self._call(self._cuda.cuMemcpyDtoHAsync(made.ctypes.data, found.address, made.nbytes, self._stream))
+        self._call(self._cuda.cuStreamSynchronize(self._stream))
+        return made
+
+    def copy(self, source: Buffer, target: Buffer) -> None:
+        here, there = _cuda(source), _cuda(target)
+        if here.nbytes != there.nbytes:
+            raise ValueError(f"copy of {here.nbytes} bytes into {there.nbytes}")
+        if here.nbytes:
+            self._call(self._cuda.cuMemcpyDtoDAsync(there.address, here.address, here.nbytes, self._stream))
+
+    def program(self, operations: Sequence[Operation]) -> Program:
+        steps = [self._prepare(operation) for operation in operations]
+
+        def submit() -> None:
+            for step in steps:
+                step()
+
+        recorded: list[Any] = []
+
+        def run() -> None:
+            if recorded:
+                self._call(self._cuda.cuGraphLaunch(recorded[0], self._stream))
+                return
+            submit()
+            recorded.append(self._capture(submit))
+
+        return run
+
+    @property
+    def used(self) -> int:
+        return self._used
+
+    @property
+    def weights(self) -> int:
+        return self._engines.used
+
+    def close(self) -> None:
+        self._call(self._cuda.cuStreamSynchronize(self._stream))
+        for graph in self._graphs:
+            self._call(self._cuda.cuGraphExecDestroy(graph))
+        self._engines.close()
+        for module, _ in self._modules.values():
+            self._call(self._cuda.cuModuleUnload(module))
+        for pointer in self._allocated:
+            self._call(self._cuda.cuMemFree(pointer))
+        self._graphs, self._modules, self._allocated = [], {}, []
+        self._call(self._cuda.cuStreamDestroy(self._stream))
+        self._call(self._cuda.cuDevicePrimaryCtxRelease(self._gpu))
+
+    def _capture(self, submit: Callable[[], None]) -> Any:
+        cuda = self._cuda
+        mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        self._call(cuda.cuStreamBeginCapture(self._stream, mode))
+        try:
+            submit()
+        finally:
+            graph = self._call(cuda.cuStreamEndCapture(self._stream))
+        executable = self._call(cuda.cuGraphInstantiate(graph, 0))
+        self._call(cuda.cuGraphDestroy(graph))
+        self._graphs.append(executable)
+        return executable
+
+    def _prepare(self, operation: Operation) -> Callable[[], None]:
+        match operation:
+            case Launch(kernel, sizes, tensors):
+                return self._launch(kernel, sizes, {name: _cuda(buffer) for name, buffer in tensors.items()})
+            case Run(engine, tensors):
+                bound = {name: _cuda(buffer) for name, buffer in tensors.items()}
+                return self._engines.prepare(engine, bound, int(self._stream))
+            case Copy(source, target):
+                return lambda: self.copy(source, target)
+
+    def _launch(self, kernel: Kernel, sizes: Sizes, tensors: dict[str, CudaBuffer]) -> Callable[[], None]:
+        for param in kernel.params:
+            found, shape = tensors[param.name], param.shape(sizes)
+            if found.shape != shape or found.dtype != numpy_dtype(param.dtype, sizes):
+                raise ConfigError(f"{kernel.name}: {param.name} is {found.dtype} {found.shape}, not {shape}")
+        function = self._function(kernel, sizes)
+        values = np.array([tensors[param.name].address for param, _ in kernel.pointers], np.uint64)
+        places = np.array([values.ctypes.data + 8 * at for at in range(len(values))], np.uint64)
+        grid, threads = kernel.grid(sizes), kernel.threads(sizes)
+
+        def run() -> None:
+            launched = self._cuda.cuLaunchKernel(function, *grid, threads, 1, 1, 0, self._stream, places.ctypes.data, 0)
+            self._call(launched, kernel.name)
+
+        run.__dict__["arguments"] = values  # alive as long as `places` points to them
+        return run
+
+    def _function(self, kernel: Kernel, sizes: Sizes) -> Any:
+        key = kernel, sizes
+        if key not in self._modules:
+            module = self._call(self._cuda.cuModuleLoadData(self._binary(kernel, sizes)), kernel.name)
+            function = self._call(self._cuda.cuModuleGetFunction(module, kernel.name.encode()), kernel.name)
+            self._modules[key] = module, function
+        return self._modules[key][1]
+
+    def _call(self, result: Sequence[Any], what: str = "") -> Any:
+        """The value of a driver call. Raises ExecutionError: it failed."""
+        if int(result[0]) != 0:
+            name = getattr(result[0], "name", result[0])
+            raise ExecutionError(f"CUDA: {f'{what}: ' if what else ''}{name}")
+        return result[1] if len(result) == 2 else None
+
+
+def _driver() -> Any:
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ImportError as error:
+        raise ConfigError(f"running on a GPU needs edgellm[kernels]: {error}") from error
+
+
+def _cuda(buffer: Buffer) -> CudaBuffer:
+    assert isinstance(buffer, CudaBuffer)
+    return buffer

@@ -1,0 +1,169 @@
+"""Published blocks and snapshots of a device, by reference: pages with counts, and copies of recurrent states.
+
+What must stay true: a reference is never reused; the memory of a freed snapshot serves the next one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import numpy as np
+
+from edgellm.engine.base import BlockRef, SnapshotRef
+from edgellm.engine.device.base import Array, Launch
+from edgellm.engine.device.memory import State
+from edgellm.engine.device.pages import PagePool
+from edgellm.engine.device.programs import Programs
+from edgellm.engine.device.steps import Model
+from edgellm.engine.payload import pack, unpack
+from edgellm.kernels.attention import KV_COPY_PAGE
+
+_Ref = TypeVar("_Ref", BlockRef, SnapshotRef)
+_Kept = TypeVar("_Kept")
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBlock:
+    """The first `tokens` rows of a page."""
+
+    page: int
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptState:
+    """The recurrent state after `length` tokens."""
+
+    length: int
+    state: State
+
+
+class DeviceStore:
+    """See the module's docstring. An unknown reference raises ValueError.
+
+    Args:
+        state: of a slot: every snapshot has its form.
+    """
+
+    def __init__(self, model: Model, programs: Programs, state: State, fingerprint: str) -> None:
+        self.pages = PagePool(model.layout.pages)
+        self._model, self._programs, self._fingerprint = model, programs, fingerprint
+        self._blocks: dict[BlockRef, KeptBlock] = {}
+        self._snapshots: dict[SnapshotRef, KeptState] = {}
+        self._unused: list[State] = []
+        self._state_forms = [(part.shape, part.dtype) for part in state.parts]
+        self._next = itertools.count(1)
+        self._source_target = model.zeros(2, dtype=np.int32)
+
+    def publish(self, page: int, tokens: int) -> BlockRef:
+        """A reference to the first `tokens` rows of `page`, which has an owner."""
+        self.pages.share(page)
+        return self._keep_block(KeptBlock(page, tokens))
+
+    def copy_page(self, page: int) -> int:
+        """A page of one's own with the rows of `page`."""
+        made, model = self.pages.take(), self._model
+        model.device.upload(self._source_target, np.array([page, made], np.int32))
+        pool = model.pool
+        sizes = replace(model.sizes(1, 1), layers=pool.k.shape[0])
+        tensors = {"source_target": self._source_target, "k_pages": pool.k, "v_pages": pool.v}
+        self._programs.run("copy page", lambda: [Launch(KV_COPY_PAGE, sizes, tensors)])
+        return made
+
+    def keep(self, length: int, state: State) -> SnapshotRef:
+        """A copy of a slot's settled state."""
+        kept = self._state()
+        for source, target in zip(state.parts, kept.parts, strict=True):
+            self._model.device.copy(source, target)
+        return self._keep_snapshot(KeptState(length, kept))
+
+    def block(self, ref: BlockRef) -> KeptBlock:
+        return _live(self._blocks, ref)
+
+    def snapshot(self, ref: SnapshotRef) -> KeptState:
+        return _live(self._snapshots, ref)
+
+    def free_block(self, ref: BlockRef) -> None:
+        self.pages.release(_live(self._blocks, ref).page)
+        del self._blocks[ref]
+
+    def free_snapshot(self, ref: SnapshotRef) -> None:
+        self._unused.append(_live(self._snapshots, ref).state)
+        del self._snapshots[ref]
+
+    def dump_block(self, ref: BlockRef) -> bytes:
+        block, pool = self.block(ref), self._model.pool
+        rows = [
+            self._model.device.download(part[layer, block.page])[: block.tokens]
+            for part in (pool.k, pool.v)
+            for layer in range(part.shape[0])
+        ]
+        return pack("block", self._fingerprint, block.tokens, rows)
+
+    def load_block(self, data: bytes) -> BlockRef:
+        layout, pool = self._model.layout, self._model.pool
+        targets = [(part, layer) for part in (pool.k, pool.v) for layer in range(part.shape[0])]
+        shape = pool.k.shape[3:]
+        tokens, rows = unpack(
+            "block",
+            self._fingerprint,
+            data,
+            layout.page,
+            lambda tokens: [((tokens, *shape), pool.k.dtype)] * len(targets),
+        )
+        page = self.pages.take()
+        whole: Array = np.zeros((layout.page, *shape), pool.k.dtype)
+        for (part, layer), values in zip(targets, rows, strict=True):
+            whole[:tokens] = values
+            self._model.device.upload(part[layer, page], whole)
+        return self._keep_block(KeptBlock(page, tokens))
+
+    def dump_snapshot(self, ref: SnapshotRef) -> bytes:
+        kept = self.snapshot(ref)
+        parts = [self._model.device.download(part) for part in kept.state.parts]
+        return pack("snapshot", self._fingerprint, kept.length, parts)
+
+    def load_snapshot(self, data: bytes) -> SnapshotRef:
+        length, values = unpack("snapshot", self._fingerprint, data, 1 << 40, lambda _: self._state_forms)
+        state = self._state()
+        for part, value in zip(state.parts, values, strict=True):
+            self._model.device.upload(part, np.ascontiguousarray(value))
+        return self._keep_snapshot(KeptState(length, state))
+
+    @property
+    def state_bytes(self) -> int:
+        """Of all snapshots' memory, alive or waiting for the next one."""
+        states = [*(kept.state for kept in self._snapshots.values()), *self._unused]
+        return sum(state.nbytes for state in states)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes and counts of what is alive."""
+        return {
+            "blocks": len(self._blocks) * self._model.pool.page_bytes(),
+            "snapshots": sum(kept.state.nbytes for kept in self._snapshots.values()),
+            "n_blocks": len(self._blocks),
+            "n_snapshots": len(self._snapshots),
+        }
+
+    def _state(self) -> State:
+        if self._unused:
+            return self._unused.pop()
+        return State(self._model.device, self._model.spec, self._model.layout)
+
+    def _keep_block(self, block: KeptBlock) -> BlockRef:
+        ref = BlockRef(next(self._next))
+        self._blocks[ref] = block
+        return ref
+
+    def _keep_snapshot(self, kept: KeptState) -> SnapshotRef:
+        ref = SnapshotRef(next(self._next))
+        self._snapshots[ref] = kept
+        return ref
+
+
+def _live(table: dict[_Ref, _Kept], ref: _Ref) -> _Kept:
+    if ref not in table:
+        raise ValueError(f"reference {ref} was freed or never existed")
+    return table[ref]
