@@ -43,6 +43,15 @@ class CompileError(Exception):
     """NVRTC refused a kernel; the message is its log."""
 
 
+def available() -> bool:
+    """Whether NVRTC can be loaded here."""
+    try:
+        _nvrtc()
+    except ConfigError:
+        return False
+    return True
+
+
 def compile_kernel(kernel: Kernel, sizes: Sizes, arch: str, form: Form = "cubin") -> Compiled:
     """Compile `kernel`, or take what was compiled before from the cache.
 

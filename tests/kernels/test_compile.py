@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,9 +15,7 @@ from edgellm.kernels.catalog import DEVICE_PROFILES, KERNELS
 from edgellm.kernels.nvrtc import CompileError, check_ptx, compile_kernel, describe
 from edgellm.kernels.tree import TREE_BUILD
 
-needs_nvrtc = pytest.mark.skipif(
-    find_spec("cuda") is None or find_spec("cuda.bindings") is None, reason="compiling needs edgellm[kernels]"
-)
+needs_nvrtc = pytest.mark.skipif(not nvrtc.available(), reason="compiling needs edgellm[kernels]")
 SIZES = next(profile.sizes for profile in DEVICE_PROFILES if profile.kernel is TREE_BUILD)
 PTX = b"""
 .version 9.0

@@ -83,8 +83,8 @@ def test_no_nodes_say_nothing() -> None:
 
 
 def test_parents_that_make_a_circle_end_the_walk() -> None:
-    made = walk(4, [(-1, 9), (2, 7), (1, 7)], [7, 7, 7])
-    assert made["emitted"].tolist() == [1, 7, 0, 0, 0, 0]
+    made = walk(4, [(1, 7), (0, 7), (2, 7)], [7, 7, 7])
+    assert made["emitted"].tolist() == [2, 7, 7, 0, 0, 0]
 
 
 def test_a_tree_wider_than_the_mask_is_refused() -> None:
