@@ -86,7 +86,7 @@ def _check_fit(folder: Path, manifest: Manifest) -> None:
         if manifest.device is None:
             raise BundleError(f"{folder}: {MANIFEST_FILE} does not say what its engines depend on: rebuild the bundle")
         if problem := misfit(manifest.target, manifest.device):
-            raise BundleError(f"{folder} does not fit: {problem}; rebuild the bundle for this machine")
+            raise BundleError(f"{folder} does not fit: {problem}")
         return
     if manifest.target not in TARGETS:
         raise BundleError(

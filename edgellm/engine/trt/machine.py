@@ -79,19 +79,20 @@ def stamp(api: Api, capability: str, ahead_of_time: bool) -> Device:
 
 
 def misfit(target: str, device: Device) -> str | None:
-    """Why an engine with this stamp cannot run here; None: it can."""
+    """Why an engine with this stamp cannot run here and what to do; None: it can."""
     try:
         version = load_api(target).__version__
     except ConfigError as error:
         return str(error)
-    if version != device.tensorrt:
-        return f"its engines are of TensorRT {device.tensorrt}, this machine has {version}"
     gpu = find_gpu()
     if gpu is None:
         return "this machine shows no NVIDIA GPU"
-    if gpu.capability != device.compute_capability:
-        return f"its engines are for {device.compute_capability}, the GPU here, {gpu.name}, is {gpu.capability}"
-    for name, built, here in (("L4T", device.l4t, l4t_release()), ("CUDA", device.cuda, cuda_version())):
+    for what, built, here in (
+        ("TensorRT", device.tensorrt, version),
+        ("compute capability", device.compute_capability, gpu.capability),
+        ("L4T", device.l4t, l4t_release()),
+        ("CUDA", device.cuda, cuda_version()),
+    ):
         if built is not None and built != here:
-            return f"it was built with {name} {built}, this machine has {here or 'none'}"
+            return f"its engines were built for {what} {built}, here it is {here or 'absent'}: rebuild the bundle"
     return None

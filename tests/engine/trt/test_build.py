@@ -22,6 +22,7 @@ from edgellm.engine.trt.api import load_api
 from edgellm.engine.trt.compiler import Compiler
 from edgellm.engine.trt.engines import LAYERS_FILE, layer_report, read_layers
 from edgellm.engine.trt.layer_list import LayerList
+from edgellm.engine.trt.machine import Gpu
 from edgellm.engine.trt.profiles import point, step_sizes
 from edgellm.errors import BundleError, ConfigError, ExecutionError
 from edgellm.graph.builder import GraphBuilder
@@ -143,13 +144,15 @@ def test_progress_ends_at_its_total(built: Path, steps: list[tuple[str, int, int
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"tensorrt": "1.2.0"}, "TensorRT 1.2.0, this machine has .*; rebuild the bundle"),
+        ({"compute_capability": "SM121"}, "compute capability SM121, here it is SM120: rebuild the bundle"),
+        ({"tensorrt": "1.2.0"}, "TensorRT 1.2.0, here it is .*: rebuild the bundle"),
         (None, "does not say what its engines depend on: rebuild"),
     ],
 )
 def test_a_bundle_of_another_machine_is_not_opened(
-    built: Path, tmp_path: Path, change: dict[str, str] | None, named: str
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, str] | None, named: str
 ) -> None:
+    monkeypatch.setattr("edgellm.engine.trt.machine.find_gpu", lambda: Gpu("NVIDIA RTX PRO 2000", "SM120"))
     values = json.loads((built / MANIFEST_FILE).read_text())
     if change is None:
         del values["device"]
@@ -158,6 +161,14 @@ def test_a_bundle_of_another_machine_is_not_opened(
     (tmp_path / MANIFEST_FILE).write_text(json.dumps(values))
     with pytest.raises(BundleError, match=named):
         Bundle.open(tmp_path)
+
+
+def test_a_bundle_for_this_machine_is_opened(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgellm.engine.trt.machine.find_gpu", lambda: None)
+    with pytest.raises(BundleError, match="does not fit: this machine shows no NVIDIA GPU"):
+        Bundle.open(built)
+    monkeypatch.setattr("edgellm.engine.trt.machine.find_gpu", lambda: Gpu("NVIDIA RTX PRO 2000", "SM120"))
+    assert Bundle.open(built).manifest == manifest(built)
 
 
 def test_there_is_no_silent_other_executor(built: Path) -> None:

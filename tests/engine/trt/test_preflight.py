@@ -163,10 +163,10 @@ STAMP = Device("10.16.2", "SM110", "NVIDIA Thor", "38.4.0", "13.0", {})
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"tensorrt": "10.13.3.9"}, "of TensorRT 10.13.3.9, this machine has 10.16.2"),
-        ({"compute_capability": "SM87"}, "for SM87, the GPU here, NVIDIA Thor, is SM110"),
-        ({"l4t": "38.2.0"}, "with L4T 38.2.0, this machine has 38.4.0"),
-        ({"cuda": "12.9"}, "with CUDA 12.9, this machine has 13.0"),
+        ({"tensorrt": "10.13.3.9"}, "for TensorRT 10.13.3.9, here it is 10.16.2: rebuild"),
+        ({"compute_capability": "SM87"}, "for compute capability SM87, here it is SM110: rebuild"),
+        ({"l4t": "38.2.0"}, "for L4T 38.2.0, here it is 38.4.0: rebuild"),
+        ({"cuda": "12.9"}, "for CUDA 12.9, here it is 13.0: rebuild"),
     ],
 )
 def test_a_stamp_of_another_machine_is_told(
@@ -178,6 +178,8 @@ def test_a_stamp_of_another_machine_is_told(
     assert misfit("tensorrt", STAMP) is None
     values = {name: getattr(STAMP, name) for name in STAMP.__slots__}
     assert named in str(misfit("tensorrt", Device(**{**values, **change})))
+    monkeypatch.setattr(machine, "find_gpu", lambda: None)
+    assert misfit("tensorrt", STAMP) == "this machine shows no NVIDIA GPU"
 
 
 def test_l4t_is_read_from_its_file(tmp_path: Path) -> None:
