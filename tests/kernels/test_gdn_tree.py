@@ -164,7 +164,7 @@ def test_commit_of_all_layers(io: Io, heads: tuple[int, int, int], last: int) ->
     for name in ("state", "conv_state", "cap_c"):
         tensors[name][...] = rng.standard_normal(tensors[name].shape)
     parents = random_tree(rng, 16)
-    for node in (last, 15):
+    for node in (last, 1, 15):  # node 1: rows of the old state stay
         tensors["accepted"][:] = family(parents)[node] if node >= 0 else 0, node
         made, expected = run_both(GDN_COMMIT, sizes, tensors)
         assert_close(made["state"], expected["state"], 2e-6)
