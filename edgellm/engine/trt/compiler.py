@@ -8,7 +8,10 @@ about becomes one error that names graph, node and operator.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -60,12 +63,12 @@ class Compiler:
         parser = self._api.OnnxParser(network, self._logger)
         weights = self._parse(parser, graph)
         config = self._configure(graph, profiles)
-        steps = None if self._progress is None else _Steps(f"engine {graph.stem}", self._progress)
-        if steps is not None:
-            config.progress_monitor = steps.monitor(self._api)
-        engine = self._builder.build_serialized_network(network, config)
+        steps = _Steps(f"engine {graph.stem}", self._progress)
+        config.progress_monitor = steps.monitor(self._api)
+        with steps.stopped_by_interrupt():
+            engine = self._builder.build_serialized_network(network, config)
         del weights  # TensorRT refers to it up to here
-        if steps is not None and steps.raised is not None:
+        if steps.raised is not None:
             raise steps.raised
         if engine is None:
             raise ExecutionError(self._failure(graph, network))
@@ -158,9 +161,9 @@ class Compiler:
 
 
 class _Steps:
-    """Steps of TensorRT's outermost phase, told to `progress`; what that raises stops the build at the next step."""
+    """Steps of TensorRT's outermost phase, told to `progress`; what that raises stops the build, as Ctrl-C does."""
 
-    def __init__(self, phase: str, progress: Progress) -> None:
+    def __init__(self, phase: str, progress: Progress | None) -> None:
         self._phase, self._progress = phase, progress
         self._outermost, self._total = "", 0
         self.raised: BaseException | None = None  # to be raised outside TensorRT, which knows no Python exceptions
@@ -174,13 +177,29 @@ class _Steps:
             phase_finish=lambda _, name: self._step(name, self._total),
         )
 
+    @contextmanager
+    def stopped_by_interrupt(self) -> Iterator[None]:
+        """Ctrl-C is remembered: raised in one of TensorRT's calls of Python it would be swallowed."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def remember(*_: object) -> None:
+            self.raised = KeyboardInterrupt()
+
+        former = signal.signal(signal.SIGINT, remember)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, former)
+
     def _start(self, name: str, parent: str | None, steps: int) -> None:
         if parent is None:
             self._outermost, self._total = name, steps
             self._step(name, 0)
 
     def _step(self, name: str, done: int) -> bool:
-        if name == self._outermost and self.raised is None:
+        if name == self._outermost and self.raised is None and self._progress is not None:
             try:
                 self._progress(self._phase, min(done, self._total), self._total)
             except BaseException as error:

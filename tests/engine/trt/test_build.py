@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -176,10 +178,18 @@ def test_there_is_no_silent_other_executor(built: Path) -> None:
         open_executor(Bundle(built, manifest(built), ""), slots=1)
 
 
-def test_a_build_that_is_stopped_leaves_nothing(nvfp4_checkpoint: Path, tmp_path: Path) -> None:
+def raise_it() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("interrupt", [raise_it, lambda: signal.raise_signal(signal.SIGINT)], ids=["raised", "Ctrl-C"])
+def test_a_build_that_is_stopped_leaves_nothing(
+    nvfp4_checkpoint: Path, tmp_path: Path, interrupt: Callable[[], None]
+) -> None:
     def stop(phase: str, done: int, total: int) -> None:
-        if phase == "engine verify" and done > 0:
-            raise KeyboardInterrupt
+        assert phase != "engine prefill", "it went on"
+        if phase == "engine verify" and done == 1:
+            interrupt()
 
     with pytest.raises(KeyboardInterrupt):
         build_bundle(nvfp4_checkpoint, tmp_path / "out", RECIPE, progress=stop)
