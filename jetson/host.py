@@ -5,7 +5,6 @@ What must stay true: nothing here raises for what is absent, unreadable or slow;
 
 from __future__ import annotations
 
-import ctypes
 import importlib.metadata
 import os
 import subprocess
@@ -13,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from edgellm.engine.trt.machine import cuda_version
 
 _SECONDS: Final = 5.0  # that a tool has to answer
 
@@ -36,17 +37,6 @@ def package_version(name: str) -> str | None:
         return None
 
 
-def cuda_driver_version() -> str | None:
-    """Newest CUDA that the installed driver runs, e.g. "13.0": libcuda's cuDriverGetVersion, without a context."""
-    try:
-        version, library = ctypes.c_int(), ctypes.CDLL("libcuda.so.1")
-        if library.cuDriverGetVersion(ctypes.byref(version)) != 0:
-            return None
-    except (OSError, AttributeError):
-        return None
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
-
-
 @dataclass(frozen=True, slots=True)
 class Host:
     """A file tree, tools, Python packages and the environment.
@@ -61,7 +51,7 @@ class Host:
     root: Path = Path("/")
     run: Callable[[Sequence[str]], str | None] = run_tool
     package: Callable[[str], str | None] = package_version
-    cuda_driver: Callable[[], str | None] = cuda_driver_version
+    cuda_driver: Callable[[], str | None] = cuda_version
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
     def text(self, path: str) -> str | None:

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 import psutil
 
+from edgellm.engine.trt.machine import l4t_release
 from edgellm.jetson.host import Host
 from edgellm.jetson.power import Power, read_power
-from edgellm.jetson.releases import l4t_version, numbers, release_of
+from edgellm.jetson.releases import numbers, release_of
 
 _TENSORRT: Final = ("tensorrt", "tensorrt_cu13", "tensorrt_cu13_bindings")
 _TENSORRT_RTX: Final = ("tensorrt_rtx", "tensorrt_rtx_cu13", "tensorrt_rtx_cu13_bindings")
@@ -110,7 +111,7 @@ class Machine:
 def read_machine(host: Host | None = None) -> Machine:
     """Read `host`, by default this machine. Takes as long as its tools: at most a few seconds each."""
     host = host or Host()
-    l4t = l4t_version(host.text("etc/nv_tegra_release") or "")
+    l4t = l4t_release(host.root / "etc/nv_tegra_release")
     release = None if l4t is None else release_of(l4t)
     return Machine(
         model=_model(host),

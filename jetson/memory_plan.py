@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from edgellm.checkpoint.spec import ModelSpec
+from edgellm.engine.trt.memory_plan import BASE, COPIES
 from edgellm.errors import ConfigError
-from edgellm.jetson.precision import Part, Precision, weight_counts
+from edgellm.jetson.precision import Part, Precision
 from edgellm.jetson.sequence import (
     capsule_bytes,
     capsule_extra_bytes,
@@ -29,7 +30,6 @@ from edgellm.jetson.sequence import (
 Basis = Literal["computed", "estimate"]
 SYSTEM_RESERVE: Final = 8 << 30  # for Linux, the desktop and other processes: pressure can wedge a unified-memory box
 RUNTIME_BYTES: Final = 2 << 30  # CUDA context, TensorRT libraries, Python: an estimate
-BUILD_BYTES_PER_WEIGHT: Final = 4  # users report 3 to 4 bytes per parameter while TensorRT builds; ours: not measured
 _MOST: Final = 4096  # slots or snapshots that are looked for
 _PARTS: Final = {
     "gdn": "Gated DeltaNet projections",
@@ -187,7 +187,7 @@ def plan_memory(
         largest_context=min(blocks * block, spec.max_positions),
         most_slots=most(_MOST, lambda n: replace(workload, slots=n)),
         most_snapshots=most(_MOST, lambda n: replace(workload, snapshots=n)),
-        build_bytes=BUILD_BYTES_PER_WEIGHT * sum(weight_counts(spec).values()),
+        build_bytes=_build_bytes(spec, precision),
     )
 
 
@@ -196,6 +196,13 @@ def largest_contexts(
 ) -> dict[int, int]:
     """Sequences → tokens that each of them can hold at most; `memory` as for `plan_memory`."""
     return {n: plan_memory(spec, precision, replace(workload, slots=n), **memory).largest_context for n in slots}
+
+
+def _build_bytes(spec: ModelSpec, precision: Precision) -> int:
+    """What the builder asks for: `COPIES` of the largest engine's weights (decoder or MTP layer), and `BASE`."""
+    sizes = precision.weight_bytes(spec)
+    mtp = sizes["mtp"] + sizes["embeddings"] + sizes["head"]
+    return int(COPIES * max(sum(sizes.values()) - sizes["mtp"], mtp)) + BASE
 
 
 def _sum(spec: ModelSpec, precision: Precision, workload: Workload) -> int:

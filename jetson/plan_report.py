@@ -133,7 +133,7 @@ def print_memory(plan: MemoryPlan, contexts: Mapping[int, int], title: str, cons
     table.add_row("there for it", _gb(plan.budget), "", f"{plan.memory_bytes} less {plan.reserve_bytes} for the system")
     table.add_row("left", _gb(plan.budget - plan.needed), "", "negative: does not fit" if not plan.fits else "")
     table.add_section()
-    seen = "server stopped; 4 bytes per weight, as users report of TensorRT"
+    seen = "server stopped; the largest engine, as the builder checks it"
     table.add_row(
         "building the engines", _gb(plan.build_bytes), "estimate", seen if plan.build_fits else f"{seen}: does not fit"
     )

@@ -36,14 +36,6 @@ MISCOMPILES_BEFORE: Final = TENSORRT_WANTED
 WORKAROUND_VARIABLE: Final = "__LUNOWUD"
 WORKAROUND: Final = "-peep:fc_h_fusion=off -peep:match_dual_gemm=off"
 
-_TEGRA: Final = re.compile(r"# R(\d+) \(release\), REVISION: (\d+(?:\.\d+)*)")
-
-
-def l4t_version(nv_tegra_release: str) -> str | None:
-    """ "38.2.0" of the first line of /etc/nv_tegra_release; None when it has another form."""
-    found = _TEGRA.match(nv_tegra_release)
-    return None if found is None else f"{found[1]}.{found[2]}"
-
 
 def release_of(l4t: str) -> Release | None:
     """The release that "38.2.1" belongs to, by its first two numbers."""

@@ -122,11 +122,14 @@ def test_tools_that_do_not_answer_are_said_to_be_absent(thor: MakeHost) -> None:
 def test_heat_and_throttling(thor: MakeHost) -> None:
     files = {
         "sys/class/thermal/thermal_zone8/temp": "97500",
+        "sys/class/thermal/thermal_zone9/type": "some-other-zone",  # hotter, but no junction
+        "sys/class/thermal/thermal_zone9/temp": "99000",
         "sys/class/hwmon/hwmon1/name": "soctherm_oc",
         "sys/class/hwmon/hwmon1/oc3_event_cnt": "2",
     }
     found = findings(thor(files=files))
     assert (found["temperature"].status, found["throttling"].detail) == ("warn", "oc3 2")
+    assert found["temperature"].detail == "tj-thermal 98 °C"
 
 
 @pytest.mark.parametrize(

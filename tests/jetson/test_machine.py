@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgellm.jetson.host import Host, cuda_driver_version, run_tool
+from edgellm.jetson.host import Host, run_tool
 from edgellm.jetson.machine import Gpu, read_machine
 from edgellm.jetson.power import Clock
-from edgellm.jetson.releases import l4t_version, numbers, release_of
+from edgellm.jetson.releases import numbers, release_of
 
 MakeHost = Callable[..., Host]
 
@@ -153,14 +153,6 @@ def test_tools_that_are_absent_fail_or_hang_are_none(monkeypatch: pytest.MonkeyP
     assert run_tool(["tool"]) is None
 
 
-def test_a_driver_that_is_absent_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(_: str) -> None:
-        raise OSError
-
-    monkeypatch.setattr("ctypes.CDLL", absent)
-    assert cuda_driver_version() is None
-
-
 @pytest.mark.parametrize(
     ("line", "l4t", "jetpack"),
     [
@@ -172,10 +164,10 @@ def test_a_driver_that_is_absent_is_none(monkeypatch: pytest.MonkeyPatch) -> Non
         ("# R39 (release), REVISION: 20.0, GCID: 1", "39.20.0", None),
     ],
 )
-def test_releases(line: str, l4t: str, jetpack: str | None) -> None:
-    assert l4t_version(line) == l4t
-    release = release_of(l4t)
-    assert (None if release is None else release.jetpack) == jetpack
+def test_releases(thor: MakeHost, line: str, l4t: str, jetpack: str | None) -> None:
+    machine = read_machine(thor(files={"etc/nv_tegra_release": line}))
+    assert (machine.l4t, machine.jetpack) == (l4t, jetpack)
+    assert (release_of(l4t) is None) == (jetpack is None)
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=5))
