@@ -28,6 +28,7 @@ from edgellm.graph.lowering.standard import FunctionTree, MaskedAttention, Stand
 from edgellm.graph.lowering.tensorrt import FloatDelta, TensorRtForm, TensorRtOps
 from edgellm.graph.mtp import DRAFT_TOP_K, add_mtp
 from edgellm.graph.rope import rope_tables
+from edgellm.graph.segments import build_segments
 from edgellm.graph.source import Source
 from edgellm.graph.tree import InlineTree
 from edgellm.graph.weight_file import WeightFile
@@ -110,6 +111,21 @@ def _grouped(
     return GroupedQuery.declare(g, spec.attention, batch, rope, tree=tree, cache=cache, kv_scales=kv_scales)
 
 
+def build_tensorrt_segments(
+    checkpoint: Source, out_dir: Path, form: TensorRtForm, *, progress: Progress | None = None
+) -> tuple[Path, ...]:
+    """Write the model cut where tokens are mixed (see `graph.segments`) into the existing folder `out_dir`.
+
+    Returns:
+        the graphs' paths.
+
+    Raises:
+        ConfigError: a matrix is stored in a form that cannot be multiplied.
+    """
+    ops = TensorRtOps(_Metered(checkpoint, progress) if progress else checkpoint, form)
+    return build_segments(ops, out_dir, form.dtype)
+
+
 def build_tensorrt_graphs(
     checkpoint: Source,
     out_dir: Path,
@@ -123,7 +139,8 @@ def build_tensorrt_graphs(
     """Write the graphs for TensorRT, for one sequence, into the existing folder `out_dir`.
 
     `verify`, `commit` and `mtp` have the inputs and outputs of the canonical form, `prefill` those of `BlockChain` in
-    place of the tree's; rows and biases of attention are of the activations' dtype, everything else float32.
+    place of the tree's; rows and biases of attention are of the activations' dtype, everything else float32. In float16
+    a bias hides by -3e4: -1e30 is infinite there.
 
     Args:
         checkpoint: an opened checkpoint.

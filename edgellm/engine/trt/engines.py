@@ -123,7 +123,7 @@ def plan_engines(source: Checkpoint, recipe: Recipe, context: int, out: Path) ->
                 f"tensorrt.compute_capability is {form.compute_capability}, the GPU here, {gpu.name}, "
                 f"is {gpu.capability}"
             )
-    check_room(plan_build(source, context), existing(out.parent))
+    check_room(plan_build(source, recipe.target, context), existing(out.parent))
     return EnginePlan(api, source, recipe, form, context, out.with_name(f"{out.name}.timing"))
 
 

@@ -1,8 +1,9 @@
 """How much memory and disk a build takes, known before anything is built.
 
 TensorRT holds an engine's weights twice at the end of a build: in the layout of its kernels, and in the finished plan.
-(Measured with TensorRT-RTX 1.7 on an 8-layer cut of the 27 B shape: 5.0 GB of weights, 10.9 GB at the peak.) The mapped
-weight file is not counted: the system takes its pages back.
+Measured with TensorRT-RTX 1.7, ahead of time, on an 8-layer cut of the 27 B shape: 5.0 GB of weights, 11.0 GB at the
+peak. TensorRT on a device also has them in GPU memory while it times kernels, the same memory on a Jetson; that is an
+assumption, not measured. The mapped weight file is not counted: the system takes its pages back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import psutil
 from edgellm.errors import ConfigError
 from edgellm.graph.source import Source
 
-COPIES: Final = 2.25  # of the weights of the engine that is being built
+COPIES: Final = {"tensorrt-rtx": 2.25, "tensorrt": 3.25}  # of the weights of the engine that is being built
 BASE: Final = 1 << 30  # bytes: TensorRT's libraries, kernels, the graph
 _BYTES: Final = {"nvfp4": 0.5 + 1 / 16, "fp8": 1.0}  # per weight; all others are kept 16 bits wide
 
@@ -31,7 +32,7 @@ class BuildNeeds:
     disk: int
 
 
-def plan_build(source: Source, rope_rows: int) -> BuildNeeds:
+def plan_build(source: Source, target: str, rope_rows: int) -> BuildNeeds:
     """What building the engines of a checkpoint takes.
 
     Args:
@@ -50,7 +51,7 @@ def plan_build(source: Source, rope_rows: int) -> BuildNeeds:
     if source.spec.mtp_layers:
         engines["mtp"] = mtp + embedding + head + rope
     weights = sum(sizes.values()) + rope  # the graphs' file, removed at the end
-    return BuildNeeds(engines, int(COPIES * max(engines.values())) + BASE, weights + sum(engines.values()))
+    return BuildNeeds(engines, int(COPIES[target] * max(engines.values())) + BASE, weights + sum(engines.values()))
 
 
 def check_room(needs: BuildNeeds, folder: Path, *, available: int | None = None, free: int | None = None) -> None:
