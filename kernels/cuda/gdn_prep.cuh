@@ -10,11 +10,11 @@ constexpr int WIDEST = KEY_DIM > VALUE_DIM ? KEY_DIM : VALUE_DIM;
 
 // The block's head and the thread's place in it.
 struct Place {
-  bool value;    // a value head; else a query or key head
-  int head;      // of the value heads, or of [query heads; key heads]
-  int lane;      // channels 8 lane … 8 lane + 7 of the head
+  bool value;     // a value head; else a query or key head
+  int head;       // of the value heads, or of [query heads; key heads]
+  int lane;       // channels 8 lane … 8 lane + 7 of the head
   int row, rows;  // the thread's row among those that the block works on at once
-  int channel;   // its first channel among all
+  int channel;    // its first channel among all
 };
 
 __device__ __forceinline__ Place find_place() {
