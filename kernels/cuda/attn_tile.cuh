@@ -10,9 +10,9 @@
 constexpr int GROUP = HEADS / KV_HEADS, THREADS = WARPS * 32, TOKENS = 32, TOKEN_STRIDE = KV_HEADS * HEAD_DIM;
 constexpr float NOTHING_SEEN = -1e30f;  // the highest score of a row that has seen no token
 
-// Strides are chosen so that the reads of `attend` (16 bytes of two tokens, 8 tokens of ldmatrix) hit all banks once.
+// Strides are chosen so that the reads of `attend` (8 bytes of four tokens, 8 tokens of ldmatrix) hit all banks once.
 struct alignas(16) Tile {
-  e4m3_t k[TOKENS][HEAD_DIM % 128 ? HEAD_DIM : HEAD_DIM + 64], v[TOKENS][HEAD_DIM + 16];
+  e4m3_t k[TOKENS][HEAD_DIM + 32], v[TOKENS][HEAD_DIM + 16];
 };
 
 // What one lane knows of its warp's rows lane / 4 and lane / 4 + 8.
@@ -27,18 +27,18 @@ __device__ __forceinline__ uint32_t low_bits(int count) {
   return count >= 32 ? ~0u : count <= 0 ? 0u : (1u << count) - 1u;
 }
 
-// Rows first + lane / 4 and + 8 of head `head`, nothing seen yet; rows from `end` on are zeros. In each 64 values lane
-// % 4 takes 16 consecutive ones, as `attend` does of keys: a product does not mind the order of its terms.
+// Rows first + lane / 4 and + 8 of head `head`, nothing seen yet; rows from `end` on are zeros. In each 32 values lane
+// % 4 takes 8 consecutive ones, as `attend` does of keys: a product does not mind the order of its terms.
 __device__ __forceinline__ void start_rows(Rows& rows, const io_t* q, int head, int first, int end) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first + lane / 4 + 8 * half;
-    const io_t* from = q + ((int64_t)(row / GROUP) * HEADS + head * GROUP + row % GROUP) * HEAD_DIM + lane % 4 * 16;
+    const io_t* from = q + ((int64_t)(row / GROUP) * HEADS + head * GROUP + row % GROUP) * HEAD_DIM + lane % 4 * 8;
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 32; ++i) {
       float x[8] = {};
-      if (row < end) load_io<8>(x, from + i / 2 * 64 + i % 2 * 8);
+      if (row < end) load_io<8>(x, from + i * 32);
 #pragma unroll
       for (int e = 0; e < 4; ++e) rows.query[2 * i + e / 2][half + e % 2 * 2] = pack_f16(x[2 * e], x[2 * e + 1]);
     }
@@ -87,13 +87,13 @@ __device__ __forceinline__ void attend(Rows& rows, const Tile& tile, const uint3
 #pragma unroll
   for (int j = 0; j < TOKENS / 8; ++j) score[j][0] = score[j][1] = score[j][2] = score[j][3] = 0.f;
 #pragma unroll
-  for (int d = 0; d < HEAD_DIM; d += 64)
+  for (int d = 0; d < HEAD_DIM; d += 32)
 #pragma unroll
     for (int j = 0; j < TOKENS / 8; ++j) {
-      const uint4 keys = *(const uint4*)&tile.k[j * 8 + lane / 4][d + quad * 16];
-      const uint32_t words[4] = {keys.x, keys.y, keys.z, keys.w};
+      const uint2 keys = *(const uint2*)&tile.k[j * 8 + lane / 4][d + quad * 8];
+      const uint32_t words[2] = {keys.x, keys.y};
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
+      for (int i = 0; i < 2; ++i) {
         const uint32_t key[2] = {e4m3x2_f16x2((uint16_t)words[i]), e4m3x2_f16x2((uint16_t)(words[i] >> 16))};
         mma_f16(score[j], rows.query[d / 16 + i], key);
       }

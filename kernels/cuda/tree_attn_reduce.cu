@@ -25,8 +25,9 @@ KERNEL __launch_bounds__(THREADS) tree_attn_reduce(const float* __restrict__ par
 #pragma unroll
     for (int i = 0; i < PER_LANE; ++i) sums.of[i] += part.of[i] * factor;
   }
+  const float inverse = 1.f / total;
 #pragma unroll
-  for (int i = 0; i < PER_LANE; ++i) sums.of[i] /= total;
+  for (int i = 0; i < PER_LANE; ++i) sums.of[i] *= inverse;
   store_io<PER_LANE>(context + (int64_t)at * HEAD_DIM + lane * PER_LANE, sums.of);
 }
 EXPORT(tree_attn_reduce)

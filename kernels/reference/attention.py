@@ -21,7 +21,8 @@ NOTHING_SEEN: Final = -1e30
 
 def to_e4m3(x: NDArray[Any], scale: np.float32) -> NDArray[Any]:
     """E4M3(x / scale), divided in float32, rounded to nearest even; what is too large becomes ±448."""
-    return np.clip(x.astype(np.float32) / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    codes: NDArray[Any] = np.clip(x.astype(np.float32) / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+    return codes
 
 
 def attn_prep(sizes: Sizes, t: Tensors) -> None:
