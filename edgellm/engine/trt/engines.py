@@ -123,8 +123,9 @@ def plan_engines(source: Checkpoint, recipe: Recipe, context: int, out: Path) ->
                 f"tensorrt.compute_capability is {form.compute_capability}, the GPU here, {gpu.name}, "
                 f"is {gpu.capability}"
             )
-    check_room(plan_build(source, recipe.target, context), existing(out.parent))
-    return EnginePlan(api, source, recipe, form, context, out.with_name(f"{out.name}.timing"))
+    plan = EnginePlan(api, source, recipe, form, context, out.with_name(f"{out.name}.timing"))
+    check_room(plan_build(source, context, ahead_of_time=plan.ahead_of_time), existing(out.parent))
+    return plan
 
 
 def read_layers(path: Path) -> dict[str, LayerList]:

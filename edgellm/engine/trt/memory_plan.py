@@ -18,7 +18,8 @@ import psutil
 from edgellm.errors import ConfigError
 from edgellm.graph.source import Source
 
-COPIES: Final = {"tensorrt-rtx": 2.25, "tensorrt": 3.25}  # of the weights of the engine that is being built
+COPIES: Final = 3.25  # of the weights of the engine that is being built, on the device
+AHEAD_OF_TIME_COPIES: Final = 2.25  # without a GPU
 BASE: Final = 1 << 30  # bytes: TensorRT's libraries, kernels, the graph
 _BYTES: Final = {"nvfp4": 0.5 + 1 / 16, "fp8": 1.0}  # per weight; all others are kept 16 bits wide
 
@@ -32,11 +33,12 @@ class BuildNeeds:
     disk: int
 
 
-def plan_build(source: Source, target: str, rope_rows: int) -> BuildNeeds:
+def plan_build(source: Source, rope_rows: int, *, ahead_of_time: bool = False) -> BuildNeeds:
     """What building the engines of a checkpoint takes.
 
     Args:
         rope_rows: rows of the RoPE tables.
+        ahead_of_time: whether no GPU takes part in the build.
     """
     sizes = {
         name: math.ceil(math.prod(shape) * _BYTES.get(source.kind(name), 2.0))
@@ -51,7 +53,8 @@ def plan_build(source: Source, target: str, rope_rows: int) -> BuildNeeds:
     if source.spec.mtp_layers:
         engines["mtp"] = mtp + embedding + head + rope
     weights = sum(sizes.values()) + rope  # the graphs' file, removed at the end
-    return BuildNeeds(engines, int(COPIES[target] * max(engines.values())) + BASE, weights + sum(engines.values()))
+    copies = AHEAD_OF_TIME_COPIES if ahead_of_time else COPIES
+    return BuildNeeds(engines, int(copies * max(engines.values())) + BASE, weights + sum(engines.values()))
 
 
 def check_room(needs: BuildNeeds, folder: Path, *, available: int | None = None, free: int | None = None) -> None:
