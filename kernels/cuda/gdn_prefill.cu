@@ -4,8 +4,9 @@
 // block by block. A warp has 16 columns of a head and keeps their state transposed in registers, as f32 in the layout
 // of mma's results. That layout is the one of mma's first operand, so everything is done transposed and no product goes
 // through shared memory: (K S)^T = S^T K^T, Y^T = S^T Q^T + U^T A^T, S^T += U^T K (decays apart), and so on. Warps
-// share the chunk's K, Q, inverses and A. f32 operands are split into two f16 numbers, 22 bits; products of both low parts are left
-// out. Keys and queries of 16-bit activations are one f16 number. States and updates must stay below 65504.
+// share the chunk's K, Q, inverses and A. f32 operands are split into two f16 numbers, 22 bits; products of both low
+// parts are left out. Keys and queries of 16-bit activations are one f16 number. States and updates must stay below
+// 65504.
 #include "gdn.cuh"
 
 constexpr int CHUNK = 32, BLOCK = 16, BLOCKS = CHUNK / BLOCK, THREADS = 32 * WARPS;
