@@ -12,7 +12,6 @@ from delta_inputs import (
     assert_rounded,
     delta_sizes,
     family,
-    fill_operands,
     random_tree,
 )
 from hypothesis import given, settings
@@ -22,24 +21,12 @@ from numpy.typing import NDArray
 
 from edgellm.kernels import emulate
 from edgellm.kernels.gdn import GDN_COMMIT, GDN_TREE_VERIFY
+from edgellm.kernels.inputs import fill_capsule, fill_tree
 from edgellm.kernels.sizes import Io, Sizes
 from edgellm.kernels.spec import empty_tensors
 
 pytestmark = needs_compiler
 CAPSULE = ("k", "u", "g")
-
-
-def fill_capsule(tensors: Arrays, rng: np.random.Generator) -> None:
-    k = rng.standard_normal(tensors["cap_k"].shape)
-    tensors["cap_k"][...] = k / np.linalg.norm(k, axis=-1, keepdims=True)
-    tensors["cap_u"][...] = rng.standard_normal(tensors["cap_u"].shape)
-    tensors["cap_g"][...] = -np.cumsum(rng.exponential(0.3, tensors["cap_g"].shape), axis=-2)
-
-
-def fill_tree(tensors: Arrays, rng: np.random.Generator, parents: list[int], alike: float = 1.0) -> None:
-    fill_operands(tensors, rng, len(parents), alike=alike)
-    tensors["ancestors"][...] = -1  # rows that mean nothing may name anyone
-    tensors["ancestors"][: len(parents), 0] = family(parents)
 
 
 def check_step(sizes: Sizes, tensors: Arrays, count: int) -> Arrays:

@@ -1,12 +1,10 @@
-"""Inputs of the attention kernels: caches with NaN wherever nothing may be read, trees, queries and keys."""
+"""Sizes of the attention kernels, both tree kernels in a row, and how far results may be from each other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 from kernel_parity import Arrays, run_both
 from numpy.typing import NDArray
@@ -14,12 +12,24 @@ from numpy.typing import NDArray
 from edgellm.checkpoint.presets import PRESETS
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.kernels.attention import TREE_ATTN_PARTIAL, TREE_ATTN_REDUCE
-from edgellm.kernels.reference.attention import to_e4m3
+from edgellm.kernels.inputs import NAN, SCALES, ancestors, attention_tensors, draw, random_tree
 from edgellm.kernels.sizes import Io, Sizes
-from edgellm.kernels.spec import Kernel, empty_tensors
+from edgellm.kernels.spec import empty_tensors
 
-NAN: Final = np.uint8(0x7F)  # as E4M3
-SCALES: Final = np.array([0.05, 0.02], np.float32)  # of keys, of values
+__all__ = [
+    "NAN",
+    "SCALES",
+    "ancestors",
+    "assert_attention",
+    "attention_tensors",
+    "draw",
+    "large",
+    "random_tree",
+    "tiny",
+    "tree_attention",
+    "wide",
+]
+
 _TINY: Final = ModelSpec.from_config(PRESETS["tiny"].config)
 _LARGE: Final = ModelSpec.from_config(PRESETS["qwen36-27b"].config)
 
@@ -37,69 +47,6 @@ def wide(io: Io, rows: int, **sizes: Any) -> Sizes:
 def large(io: Io, rows: int, **sizes: Any) -> Sizes:
     """Qwen36-27b: four KV heads of six query heads of 256."""
     return Sizes.of(_LARGE, io=io, rows=rows, **{"max_pages": 3, "pages": 4, **sizes})
-
-
-def draw(rng: np.random.Generator, shape: Sequence[int], likeness: float = 0.0) -> NDArray[np.float64]:
-    """Normal numbers; all vectors along the last axis share a direction to the degree `likeness` (1: are equal)."""
-    common = rng.standard_normal(shape[-1])
-    return likeness * common + (1 - likeness**2) ** 0.5 * rng.standard_normal(shape)
-
-
-def attention_tensors(
-    kernel: Kernel,
-    sizes: Sizes,
-    rng: np.random.Generator,
-    *,
-    context: int,
-    count: int,
-    start: int = 0,
-    stored: int | None = None,
-    likeness: float = 0.0,
-    sharpness: float = 1.0,
-) -> Arrays:
-    """Inputs of TREE_ATTN_PARTIAL or ATTN_PREFILL, queries of 8 bits whatever the activations are.
-
-    Pages hold `stored` tokens (None: `context`) through a shuffled table, the tail start + count rows that each see
-    their own row; all other bytes of both, and query rows from `count` on, are NaN.
-
-    Args:
-        sharpness: factor of the queries: how unequal the weights are.
-    """
-    tensors = empty_tensors(kernel, sizes)
-    tensors["control"][:3] = context, count, start
-    tensors["kv_scale"][:] = SCALES
-    tensors["q"][...] = np.nan
-    queries = sharpness * draw(rng, tensors["q"][:count].shape, likeness)
-    tensors["q"][:count] = queries.astype(ml_dtypes.bfloat16)
-    tensors["page_table"][:] = rng.permutation(sizes.pages)[: sizes.max_pages]
-    for name in ("k_pages", "v_pages", "tail_k", "tail_v"):
-        if name in tensors:
-            tensors[name].view(np.uint8)[...] = NAN
-    stored = context if stored is None else stored
-    for part, scale in zip("kv", SCALES, strict=True):
-        codes = to_e4m3(draw(rng, (stored, sizes.kv_heads, sizes.head_dim), likeness), scale)
-        for token, row in enumerate(codes):
-            tensors[f"{part}_pages"][tensors["page_table"][token // sizes.page], token % sizes.page] = row
-        if f"tail_{part}" in tensors:
-            shape = (start + count, sizes.kv_heads, sizes.head_dim)
-            tensors[f"tail_{part}"][: start + count] = to_e4m3(draw(rng, shape, likeness), scale)
-    if "ancestors" in tensors:
-        tensors["ancestors"][...] = ancestors(range(-1, sizes.tail - 1), sizes.words, alone=True)
-    return tensors
-
-
-def ancestors(parents: Sequence[int], words: int, *, alone: bool = False) -> NDArray[np.int32]:
-    """Masks of a tree's nodes, self included; `alone`: nodes see only themselves."""
-    family: list[int] = []
-    for node, parent in enumerate(parents):
-        family.append((family[parent] if parent >= 0 and not alone else 0) | 1 << node)
-    parts = [[mask >> 32 * word & 0xFFFFFFFF for word in range(words)] for mask in family]
-    return np.array(parts, np.uint32).view(np.int32)
-
-
-def random_tree(rng: np.random.Generator, size: int) -> list[int]:
-    """Parents: mostly a few levels of several branches."""
-    return [-1, *(int(rng.integers(max(0, node - 6), node)) for node in range(1, size))]
 
 
 def tree_attention(sizes: Sizes, tensors: Arrays) -> tuple[NDArray[Any], NDArray[Any]]:

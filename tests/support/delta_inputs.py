@@ -1,4 +1,4 @@
-"""Inputs of the Gated DeltaNet kernels, and the delta rule token by token in float64 without any rounding between."""
+"""Sizes of the Gated DeltaNet kernels, and the delta rule token by token in float64 without any rounding between."""
 
 from __future__ import annotations
 
@@ -14,10 +14,25 @@ from numpy.typing import NDArray
 from edgellm.checkpoint.presets import PRESETS
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.graph.reference import F64, delta_step
+from edgellm.kernels.inputs import OPERANDS, accept, family, fill_operands, fill_raw, random_tree
 from edgellm.kernels.sizes import Io, Sizes
 
+__all__ = [
+    "CHAIN",
+    "OPERANDS",
+    "SPEC",
+    "Sequential",
+    "accept",
+    "assert_close",
+    "assert_rounded",
+    "delta_sizes",
+    "family",
+    "fill_operands",
+    "fill_raw",
+    "random_tree",
+]
+
 SPEC: Final = ModelSpec.from_config(PRESETS["tiny"].config)
-OPERANDS: Final = ("q", "k", "v", "log_decay", "beta")
 CHAIN: Final = range(-1, 31)  # parents of a chain
 
 
@@ -26,56 +41,6 @@ def delta_sizes(io: Io, rows: int, heads: tuple[int, int, int] = (2, 4, 32), **p
     keys, values, width = heads
     made = Sizes.of(SPEC, io=io, rows=rows, max_pages=1, **profile)
     return dataclasses.replace(made, key_heads=keys, value_heads=values, key_dim=width, value_dim=width)
-
-
-def fill_operands(tensors: Arrays, rng: np.random.Generator, count: int, *, alike: float = 1.0) -> None:
-    """`OPERANDS` of `count` rows, whose keys have `alike` in common; NaN behind them."""
-    for name in OPERANDS:
-        shape = (count, *tensors[name].shape[1:])
-        values = rng.standard_normal(shape)
-        if name == "k":
-            values += alike * rng.standard_normal((1, *shape[1:]))
-        if name in ("q", "k"):
-            values /= np.linalg.norm(values, axis=-1, keepdims=True)
-        elif name == "log_decay":
-            values = -np.exp(values - 2)
-        elif name == "beta":
-            values = 1 / (1 + np.exp(-values - 1))
-        tensors[name][:count] = values
-        tensors[name][count:] = np.nan
-    tensors["control"][1] = count
-
-
-def fill_raw(tensors: Arrays, rng: np.random.Generator, count: int) -> None:
-    """What the preparing kernels read; NaN in rows from `count` on."""
-    for name in ("qkv", "a", "b", "taps", "dt_bias", "conv_state"):
-        tensors[name][...] = rng.standard_normal(tensors[name].shape)
-    tensors["decay"][...] = -np.exp(rng.standard_normal(tensors["decay"].shape))
-    for name in ("qkv", "a", "b"):
-        tensors[name][count:] = np.nan
-    tensors["control"][1] = count
-
-
-def family(parents: Sequence[int]) -> list[int]:
-    """Bit masks of every node's ancestors, itself included."""
-    masks: list[int] = []
-    for node, parent in enumerate(parents):
-        masks.append((masks[parent] if parent >= 0 else 0) | 1 << node)
-    return masks
-
-
-def accept(tensors: Arrays, parents: Sequence[int], last: int) -> None:
-    """Accept the path to node `last` (-1: nothing) of the tree in the capsule; its other nodes become NaN."""
-    mask = family(parents)[last] if last >= 0 else 0
-    tensors["accepted"][:] = np.uint32(mask).view(np.int32), last
-    for name in {"cap_k", "cap_u", "cap_g", "cap_c"} & tensors.keys():
-        for node in range(len(tensors[name])):
-            if not mask >> node & 1:
-                tensors[name][node] = np.nan
-
-
-def random_tree(rng: np.random.Generator, size: int) -> list[int]:
-    return [-1, *(int(rng.integers(max(0, i - 3), i)) for i in range(1, size))]
 
 
 class Sequential:
