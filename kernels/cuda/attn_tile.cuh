@@ -3,7 +3,7 @@
 // Needs HEADS, KV_HEADS, HEAD_DIM, WARPS (of a block) and SCORE_SCALE (log2 e / sqrt HEAD_DIM). A block serves one KV
 // head, each warp 16 query rows: row = step row * GROUP + query head of the group. Queries and results stay in
 // registers. Tiles of keys and values are copied in FP8, one ahead, and widened to f16 on the way to the tensor cores:
-// at 16 rows per warp, reading f16 tiles would cost more in shared memory than widening costs.
+// every warp reads whole tiles for its 16 rows, and f16 tiles would be twice as many bytes.
 #pragma once
 #include "common.cuh"
 
