@@ -38,6 +38,7 @@ class ExecutorInfo:
     snapshot_bytes: int  # bytes a snapshot keeps
     vocab_size: int
     fingerprint: str  # identity of weights and layout: persisted references are valid only for the same one
+    max_blocks: int | None = None  # blocks that can be published at the same time; None: as many as memory holds
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.decode.params import SamplingParams, SpeculationParams
@@ -38,7 +38,10 @@ class Device:
     gpu: str | None  # its name
     l4t: str | None  # of a Jetson
     cuda: str | None  # of the driver
-    kernels: Mapping[str, str]  # own kernels in the engines → hash of source, sizes and compiler
+    form: str  # of the engines, see `recipe.TensorRtRecipe`
+    activations: Literal["bf16", "f16"]
+    splits: int  # parts that attention cuts a context into
+    kernels: Mapping[str, str]  # own kernels → hash of source, sizes and architecture
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +186,11 @@ def _device(value: Any) -> Device | None:
         return None
     table = _table(value, "device")
     _same_keys(table, {entry.name for entry in fields(Device)}, "device.")
-    for name in ("tensorrt", "compute_capability"):
+    for name in ("tensorrt", "compute_capability", "form", "activations"):
         _text(table, name, "device.")
+    _positive(table, "splits", "device.")
+    if table["activations"] not in ("bf16", "f16"):
+        raise _error("device.activations", "must be bf16 or f16")
     for name in ("gpu", "l4t", "cuda"):
         if table[name] is not None:
             _text(table, name, "device.")
@@ -212,9 +218,9 @@ def _text(values: Mapping[str, Any], name: str, where: str = "") -> None:
         raise _error(where + name, "must be a string that is not empty")
 
 
-def _positive(values: Mapping[str, Any], name: str) -> None:
+def _positive(values: Mapping[str, Any], name: str, where: str = "") -> None:
     if type(values[name]) is not int or values[name] < 1:
-        raise _error(name, "must be a positive integer")
+        raise _error(where + name, "must be a positive integer")
 
 
 def _error(name: str, problem: str) -> BundleError:

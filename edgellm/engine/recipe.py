@@ -24,6 +24,7 @@ Target = Literal["ort-cpu", "tensorrt", "tensorrt-rtx"]
 KvForm = Literal["f32", "fp8", "bf16", "f16"]
 HalfPrecision = Literal["bf16", "f16"]
 MAX_CONTEXT: Final = 1 << 24
+PAGE_TILE: Final = 32  # tokens that attention kernels read at a time
 _ORT_ONLY: Final = ("precision", "block_size", "accuracy_level", "activations")
 
 
@@ -36,15 +37,17 @@ class TensorRtRecipe:
     """
 
     compute_capability: str  # of the GPU that runs the engines, "SM110"
-    form: str = "whole"  # one engine per graph and no plugins
+    # "whole": one engine per graph, TensorRT's own kernels only; "split": an engine between any two token mixings, with
+    # this library's kernels there, which is what the device executor runs.
+    form: Literal["whole", "split"] = "whole"
     activations: HalfPrecision = "bf16"  # and the residual stream, and matrices that are not quantized
     profiles: tuple[int, ...] = (2, MAX_TREE)  # tokens of a verify or draft that kernels are chosen for
     side_by_side_fusion: bool = True  # False: what TensorRT 10.13 needs on sm_110
+    splits: int = 10  # parts that attention cuts a context into (split form): with the KV heads, twice the GPU's SMs
 
     def __post_init__(self) -> None:
-        if self.form in ("split", "plugins"):
-            raise ConfigError(f"tensorrt.form {self.form!r} cannot be built yet, only whole")
-        _choice("tensorrt.form", self.form, ("whole",))
+        _choice("tensorrt.form", self.form, ("whole", "split"))
+        _integer("tensorrt.splits", self.splits, 1, 64)
         _choice("tensorrt.activations", self.activations, get_args(HalfPrecision))
         if not isinstance(self.compute_capability, str) or not re.fullmatch(r"SM\d{2,3}", self.compute_capability):
             raise ConfigError(
@@ -107,7 +110,9 @@ class Recipe:
         for entry in fields(self):
             if entry.name in _ORT_ONLY and getattr(self, entry.name) != entry.default:
                 raise ConfigError(_unused(entry.name, self.target))
-        if self.kv != form.activations:
+        if form.form == "split":
+            self._check_split(form)
+        elif self.kv != form.activations:
             raise ConfigError(
                 f"kv must be {form.activations}, as tensorrt.activations are, got {self.kv!r}: TensorRT's attention "
                 "takes rows of one dtype and has no kernel for rows in FP8"
@@ -118,6 +123,19 @@ class Recipe:
             )
         if self.prefill_chunk % CHAIN_BLOCK:
             raise ConfigError(f"prefill_chunk must be a multiple of {CHAIN_BLOCK}, got {self.prefill_chunk}")
+
+    def _check_split(self, form: TensorRtRecipe) -> None:
+        if self.kv != "fp8":
+            raise ConfigError(f"kv must be fp8 in the split form, whose kernels read it, got {self.kv!r}")
+        if form.profiles not in ((1, self.tree_nodes), (1,)):
+            raise ConfigError(
+                f"tensorrt.profiles must be [1, {self.tree_nodes}] in the split form, one token and tree_nodes, got "
+                f"{list(form.profiles)}"
+            )
+        if self.block_tokens % PAGE_TILE:
+            raise ConfigError(
+                f"block_tokens must be a multiple of {PAGE_TILE} in the split form, got {self.block_tokens}"
+            )
 
     def weight_format(self) -> WeightFormat:
         """How the matrices are stored and multiplied."""

@@ -7,32 +7,41 @@ import os
 import psutil
 
 from edgellm.engine.base import Executor
-from edgellm.engine.bundle import TARGETS, Bundle
+from edgellm.engine.bundle import Bundle
+from edgellm.engine.device.opening import open_device
 from edgellm.engine.ort import OrtExecutor
-from edgellm.errors import BundleError
+from edgellm.engine.trt.api import TENSORRT_TARGETS
 
 
 def open_executor(
-    bundle: Bundle, *, slots: int, context: int | None = None, threads: int | None = None, speculation: bool = True
+    bundle: Bundle,
+    *,
+    slots: int,
+    context: int | None = None,
+    threads: int | None = None,
+    speculation: bool = True,
+    cache_bytes: int | None = None,
 ) -> Executor:
     """An executor for `bundle`, which `Bundle.open` has found to fit this machine.
 
     Args:
         slots: sequences that can run at the same time.
         context: tokens a sequence can hold; default: the bundle's context.
-        threads: CPU threads; default: one for each physical core that this process may use.
+        threads: CPU threads; default: one for each physical core that this process may use. Of the CPU executor.
         speculation: whether verify and draft are needed; without them their graphs are not loaded.
+        cache_bytes: for published blocks; default: from the free memory. Of a device, whose pool has a fixed size.
 
     Raises:
-        BundleError: there is no executor for the bundle's target.
+        BundleError: no executor runs the bundle's engines.
         ConfigError: a setting is out of range, or the memory that it implies is not there.
     """
-    if bundle.manifest.target not in TARGETS:
-        raise BundleError(f"{bundle.path} was built for {bundle.manifest.target!r}, which has no executor yet")
+    length = bundle.manifest.context if context is None else context
+    if bundle.manifest.target in TENSORRT_TARGETS:
+        return open_device(bundle, slots=slots, context=length, speculation=speculation, cache_bytes=cache_bytes)
     return OrtExecutor(
         bundle,
         slots=slots,
-        context=bundle.manifest.context if context is None else context,
+        context=length,
         threads=usable_cores() if threads is None else threads,
         speculation=speculation,
     )

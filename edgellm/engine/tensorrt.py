@@ -93,6 +93,7 @@ class DeviceExecutor:
             block_bytes=self._model.pool.page_bytes(),
             snapshot_bytes=self._memory[0].state.nbytes,
             vocab_size=spec.vocab,
+            max_blocks=spare,
             fingerprint=fingerprint,
         )
 

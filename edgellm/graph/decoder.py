@@ -82,6 +82,8 @@ class DeltaInputs(NamedTuple):
 
 def attention(g: GraphBuilder, lowering: Lowering, name: str, cache: tuple[str, str], x: str) -> str:
     """Gated attention: o_proj(softmax(q k^T / sqrt(head_dim)) v * sigmoid(gate))."""
+    if lowering.attention is None:
+        raise TypeError(f"the lowering of graph {g.name!r} has no form for the attention layer {name}")
     inputs = attention_inputs(g, lowering, name, x)
     context = lowering.attention.attend(
         g, lowering.ops, cache, (inputs.q, inputs.k, inputs.v), attention_scales(g, lowering.ops.source, name)

@@ -34,7 +34,7 @@ from edgellm.graph.decoder import (
     head_part,
     mlp,
 )
-from edgellm.graph.lowering.base import Lowering
+from edgellm.graph.lowering.base import Lowering, Ops
 from edgellm.graph.mtp import mtp_pair
 from edgellm.graph.rope import rope_angles
 from edgellm.graph.source import Source, vector
@@ -97,9 +97,9 @@ def add_mtp_out(g: GraphBuilder, lowering: Lowering, dtype: DTypeLike) -> None:
     _finish(g, lowering, *_behind(g, lowering, None, dtype), "mtp.norm.weight", dtype)
 
 
-def build_segments(lowering: Lowering, out_dir: Path, dtype: DTypeLike) -> tuple[Path, ...]:
+def build_segments(ops: Ops, out_dir: Path, dtype: DTypeLike) -> tuple[Path, ...]:
     """Write all segments, over one weight file, into the existing folder `out_dir`; returns the graphs' paths."""
-    spec = lowering.ops.source.spec
+    spec, lowering = ops.source.spec, Lowering(ops)
     paths: list[Path] = []
     with WeightFile(out_dir / "weights.bin") as file:
 

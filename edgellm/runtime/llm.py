@@ -103,6 +103,7 @@ class LLM:
             context=context,
             threads=threads,
             speculation=options.get("speculation", "auto") is not None,
+            cache_bytes=options.get("cache_bytes"),
         )
         eos = {*bundle.manifest.eos_token_ids, *tokenizer.eos_token_ids}
         self._open(

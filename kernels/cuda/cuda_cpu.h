@@ -1,12 +1,13 @@
 // Runs a CUDA C++ kernel on the CPU for tests: blocks one after another, every thread of a block a fiber.
 //
-// Barriers and shuffles switch fibers, so a missing __syncthreads shows as a wrong result in one of the two orders in
-// which fibers are resumed. Shared memory is filled with 0xFF (NaN) before each block: reading what was not written
+// Barriers and shuffles switch fibers, and each warp runs as far as it can before the next, so a missing __syncthreads
+// shows as a wrong result in one of the two orders in which warps and fibers are resumed. Shared memory is filled with 0xFF (NaN) before each block: reading what was not written
 // shows too. A launch returns 1 when threads wait at a barrier that others never reach. Not modelled: races inside a
 // warp, memory ordering, bank conflicts, alignment traps, register limits, asynchronous copies (they are synchronous).
 #pragma once
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -89,12 +90,18 @@ inline bool run_block(unsigned threads, bool reverse) {
     makecontext(&f.context, run_thread, 0);
   }
   while (alive) {
-    const unsigned long before = progress;
-    for (unsigned i = 0; i < threads; ++i) {
-      Fiber& f = fibers[reverse ? threads - 1 - i : i];
-      if (!f.done) { current = &f; swapcontext(&scheduler, &f.context); }
+    const unsigned long start = progress;
+    for (unsigned w = 0; w < warps.size(); ++w) {  // each warp goes as far as it can before the next
+      const unsigned first = (reverse ? (unsigned)warps.size() - 1 - w : w) * 32, size = std::min(32u, threads - first);
+      for (unsigned long before = progress - 1; before != progress;) {
+        before = progress;
+        for (unsigned i = 0; i < size; ++i) {
+          Fiber& f = fibers[first + (reverse ? size - 1 - i : i)];
+          if (!f.done) { current = &f; swapcontext(&scheduler, &f.context); }
+        }
+      }
     }
-    if (alive && progress == before) return false;
+    if (alive && progress == start) return false;
   }
   return true;
 }

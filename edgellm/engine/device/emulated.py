@@ -6,7 +6,7 @@ It executes the same programs as a GPU, so that the executor above can be held t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,12 +27,13 @@ class EmulatedDevice:
     Args:
         folder: where the segments are, lowered for ONNX Runtime.
         sources: run the kernels' CUDA sources (needs g++) instead of their references.
+        sessions: segments that are kept loaded, the last used ones; None: all.
     """
 
-    def __init__(self, folder: Path, *, threads: int = 1, sources: bool = False) -> None:
+    def __init__(self, folder: Path, *, threads: int = 1, sources: bool = False, sessions: int | None = None) -> None:
         self._folder = folder
         self._sources = sources
-        self._session = cache(lambda name: open_session(folder / name, threads))
+        self._session = lru_cache(sessions)(lambda name: open_session(folder / name, threads))
         self._used = 0
 
     def zeros(self, shape: Sequence[int], dtype: DTypeLike) -> Buffer:

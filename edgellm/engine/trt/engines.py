@@ -21,9 +21,11 @@ from edgellm.engine.trt.layer_list import LayerList
 from edgellm.engine.trt.machine import find_gpu, stamp
 from edgellm.engine.trt.memory_plan import check_room, existing, plan_build
 from edgellm.engine.trt.profiles import Sizes, point, step_sizes
+from edgellm.engine.trt.split import device_layout, gpu_arch, segment_profiles, write_kernels
 from edgellm.errors import ConfigError
-from edgellm.graph.export import build_tensorrt_graphs
+from edgellm.graph.export import build_tensorrt_graphs, build_tensorrt_segments
 from edgellm.graph.lowering.tensorrt import TensorRtForm
+from edgellm.graph.segments import KERNEL_WEIGHTS, save_kernel_weights
 from edgellm.progress import Progress
 
 LAYERS_FILE: Final = "layers.json"
@@ -47,7 +49,8 @@ class EnginePlan:
         return self.recipe.target == "tensorrt-rtx"
 
     def write(self, folder: Path, progress: Progress | None) -> Device:
-        """Write the engines (``verify.engine``, …) and `LAYERS_FILE` into `folder`; what they depend on.
+        """Write the engines (``verify.engine``, …) and `LAYERS_FILE` into `folder`, and in the split form the kernels;
+        what they depend on.
 
         Raises:
             ConfigError: a matrix or a node of the graph is not taken; it is named.
@@ -55,23 +58,38 @@ class EnginePlan:
         """
         scratch = folder / _SCRATCH
         scratch.mkdir()
-        *graphs, _ = build_tensorrt_graphs(
-            self.source,
-            scratch,
-            TensorRtForm(self.form.activations),
-            prefill_chunk=self.recipe.prefill_chunk,
-            positions=self.context,
-            progress=progress,
-        )
+        graphs = self._graphs(scratch, progress)
         capability = self.form.compute_capability if self.ahead_of_time else None
         compiler = Compiler(self.api, capability=capability, timing_cache=self.timing_cache, progress=progress)
         layers: dict[str, LayerList] = {}
         for graph in graphs:
-            layers[graph.stem] = compiler.compile(graph, folder / f"{graph.stem}.engine", self._profiles(graph.stem))
+            layers[graph.stem] = compiler.compile(graph, folder / f"{graph.stem}.engine", self._profiles(graph))
         shutil.rmtree(scratch)
         text = json.dumps({name: found.to_dict() for name, found in layers.items()}, separators=(",", ":"))
         (folder / LAYERS_FILE).write_text(text + "\n", encoding="utf-8")
-        return stamp(self.api, self.form.compute_capability, self.ahead_of_time)
+        kernels = self._kernels(folder, progress) if self.form.form == "split" else {}
+        return stamp(self.api, self.form, self.ahead_of_time, kernels)
+
+    def _graphs(self, scratch: Path, progress: Progress | None) -> tuple[Path, ...]:
+        form = TensorRtForm(self.form.activations)
+        if self.form.form == "split":
+            return build_tensorrt_segments(self.source, scratch, form, progress=progress)
+        *graphs, _ = build_tensorrt_graphs(
+            self.source,
+            scratch,
+            form,
+            prefill_chunk=self.recipe.prefill_chunk,
+            positions=self.context,
+            progress=progress,
+        )
+        return tuple(graphs)
+
+    def _kernels(self, folder: Path, progress: Progress | None) -> dict[str, str]:
+        spec, layout = self.source.spec, device_layout(self.recipe, self.source.spec, self.context)
+        positions = layout.max_pages * layout.page
+        save_kernel_weights(self.source, folder / KERNEL_WEIGHTS, positions, self.source.kv_scales)
+        arch = gpu_arch(self.form.compute_capability)
+        return write_kernels(folder, spec, layout, self.form.splits, arch, progress)
 
     def precision(self) -> dict[str, str]:
         """Module → stored form, for the manifest."""
@@ -82,14 +100,16 @@ class EnginePlan:
             "activations, residual stream": half,
             "norms, convolution, RoPE, logits": "f32",
             "recurrent state": "f32",
-            "KV rows": half,
+            "KV rows": "E4M3 with the checkpoint's scales, or 1" if self.recipe.kv == "fp8" else half,
         }
 
-    def _profiles(self, name: str) -> list[Sizes]:
+    def _profiles(self, graph: Path) -> list[Sizes]:
+        if self.form.form == "split":
+            return segment_profiles(graph, self.form.profiles, self.recipe.prefill_chunk)
         steps = [step_sizes(tokens, point(tokens), self.context) for tokens in self.form.profiles]
         chunk = self.recipe.prefill_chunk
         prefill = step_sizes(chunk, (1, 1, chunk), self.context)
-        match name:
+        match graph.stem:
             case "prefill":
                 return [prefill]
             case "mtp":

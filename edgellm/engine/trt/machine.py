@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edgellm.engine.manifest import Device
+from edgellm.engine.recipe import TensorRtRecipe
 from edgellm.engine.trt.api import Api, load_api
 from edgellm.errors import ConfigError
 
@@ -64,17 +66,20 @@ def cuda_version() -> str | None:
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
-def stamp(api: Api, capability: str, ahead_of_time: bool) -> Device:
-    """What an engine that is built now depends on. One built ahead of time does not depend on the machine it is
-    built on."""
+def stamp(api: Api, recipe: TensorRtRecipe, ahead_of_time: bool, kernels: Mapping[str, str]) -> Device:
+    """What an engine that is built now, with `kernels`, depends on. One built ahead of time does not depend on the
+    machine it is built on."""
     gpu = None if ahead_of_time else find_gpu()
     return Device(
         tensorrt=api.__version__,
-        compute_capability=capability,
+        compute_capability=recipe.compute_capability,
         gpu=gpu.name if gpu else None,
         l4t=None if ahead_of_time else l4t_release(),
         cuda=None if ahead_of_time else cuda_version(),
-        kernels={},  # the plugin-free form has none
+        form=recipe.form,
+        activations=recipe.activations,
+        splits=recipe.splits,
+        kernels=kernels,
     )
 
 

@@ -95,5 +95,5 @@ class Lowering:
     """One graph's way of doing things."""
 
     ops: Ops
-    attention: AttentionForm
-    delta: DeltaForm | None = None  # None where a graph has attention layers only
+    attention: AttentionForm | None = None  # None where tokens are mixed outside of the graph
+    delta: DeltaForm | None = None  # likewise, or where a graph has attention layers only

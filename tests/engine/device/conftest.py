@@ -23,7 +23,6 @@ from edgellm.engine.ort import OrtExecutor
 from edgellm.engine.recipe import load_recipe
 from edgellm.engine.tensorrt import DeviceExecutor
 from edgellm.graph.encodings import WeightFormat
-from edgellm.graph.lowering.base import Lowering
 from edgellm.graph.lowering.ort import OrtOps
 from edgellm.graph.segments import KERNEL_WEIGHTS, build_segments, save_kernel_weights
 from edgellm.quantize.plan import named_recipe
@@ -61,7 +60,7 @@ def bundle(quantized: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> B
 
 def write_segments(source: Checkpoint, folder: Path, weights: WeightFormat) -> Path:
     """What a device executor opens, lowered for ONNX Runtime."""
-    build_segments(Lowering(OrtOps(source, weights), None), folder, np.float32)
+    build_segments(OrtOps(source, weights), folder, np.float32)
     save_kernel_weights(source, folder / KERNEL_WEIGHTS, CONTEXT, source.kv_scales)
     return folder
 

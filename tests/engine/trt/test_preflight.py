@@ -158,7 +158,7 @@ def test_too_little_memory_stops_a_build_before_it_reads(
     assert list(tmp_path.iterdir()) == []
 
 
-STAMP = Device("10.16.2", "SM110", "NVIDIA Thor", "38.4.0", "13.0", {})
+STAMP = Device("10.16.2", "SM110", "NVIDIA Thor", "38.4.0", "13.0", "whole", "bf16", 1, {})
 
 
 @pytest.mark.parametrize(

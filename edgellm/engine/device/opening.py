@@ -1,0 +1,137 @@
+"""Open a bundle of the split form on the GPU of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import psutil
+
+from edgellm.engine.bundle import Bundle
+from edgellm.engine.device.cuda import CudaDevice
+from edgellm.engine.device.exercise import exercise
+from edgellm.engine.device.memory import Layout
+from edgellm.engine.device.symbolic import SymbolicDevice
+from edgellm.engine.manifest import Manifest
+from edgellm.engine.tensorrt import DeviceExecutor
+from edgellm.engine.trt.runtime import TensorRtEngines
+from edgellm.engine.trt.split import gpu_arch, kernel_binaries
+from edgellm.errors import BundleError, ConfigError
+
+_SHARE: Final = 0.4  # of the free memory, for published blocks when nobody says how much
+_PATHS: Final = 4  # and never more than so many full contexts
+_HEADROOM: Final = 2 << 30  # bytes that stay free: a system that runs out of unified memory does not recover
+
+
+def open_device(
+    bundle: Bundle,
+    *,
+    slots: int,
+    context: int,
+    speculation: bool,
+    cache_bytes: int | None = None,
+    make: Callable[[Bundle], CudaDevice] | None = None,
+) -> DeviceExecutor:
+    """An executor on the first GPU.
+
+    Args:
+        slots: sequences that run at the same time.
+        context: tokens that a sequence can hold; rounded up to whole pages.
+        speculation: whether trees and drafts are needed.
+        cache_bytes: for published blocks; None: from the free memory.
+        make: makes the device; by default CUDA's with TensorRT's engines.
+
+    Raises:
+        BundleError: the bundle's form has no executor.
+        ConfigError: a setting is out of range, or the memory that it implies is not there.
+    """
+    manifest = bundle.manifest
+    if manifest.device is None or manifest.device.form != "split":
+        raise BundleError(f"{bundle.path} was built in the form that no executor runs: build it with form = 'split'")
+    if not 1 <= context <= manifest.context:
+        raise ConfigError(f"context {context} is outside 1 to {manifest.context}, what the bundle was built for")
+    if slots < 1:
+        raise ConfigError("slots must be at least 1")
+    layout = plan_layout(bundle, slots, context, speculation=speculation, cache_bytes=cache_bytes)
+    device = (make or _cuda)(bundle)
+    try:
+        executor = _executor(device, bundle, layout)
+        exercise(executor)
+    except BaseException:
+        device.close()
+        raise
+    return executor
+
+
+def plan_layout(
+    bundle: Bundle, slots: int, context: int, *, speculation: bool, cache_bytes: int | None, free: int | None = None
+) -> Layout:
+    """Pages for the slots and for published blocks, within the memory that is free.
+
+    Args:
+        free: bytes; None: of the machine (its memory is the GPU's too).
+
+    Raises:
+        ConfigError: the slots alone do not fit; the message says what would.
+    """
+    manifest = bundle.manifest
+    max_pages = -(-context // manifest.block_tokens)
+    base = _layout(manifest, slots, max_pages, slots * max_pages, speculation)
+    symbolic = SymbolicDevice()
+    executor = _executor(symbolic, bundle, base)
+    page, needed = executor.info.block_bytes, symbolic.used
+    engines = sum(entry.bytes for entry in manifest.files if entry.name.endswith(".engine"))
+    available = (psutil.virtual_memory().available if free is None else free) - engines - _HEADROOM
+    if needed > available:
+        per_slot = (needed - executor.info.snapshot_bytes) // slots
+        raise ConfigError(
+            f"{slots} slots of {context} tokens need {needed / 2**30:.1f} GiB beside {engines / 2**30:.1f} GiB of "
+            f"engines and {_HEADROOM / 2**30:.0f} GiB of headroom, and {max(available, 0) / 2**30:.1f} GiB are left: "
+            f"ask for {max(available, 0) // max(per_slot, 1)} slots or a shorter context"
+        )
+    if cache_bytes is None:
+        spare = min(_PATHS * max_pages, int((available - needed) * _SHARE) // page)
+    else:
+        spare = cache_bytes // page
+        if needed + spare * page > available:
+            raise ConfigError(
+                f"cache_bytes: {cache_bytes} bytes do not fit beside {slots} slots of {context} tokens: at most "
+                f"{available - needed} are left"
+            )
+    return _layout(manifest, slots, max_pages, slots * max_pages + spare, speculation)
+
+
+def _layout(manifest: Manifest, slots: int, max_pages: int, pages: int, speculation: bool) -> Layout:
+    assert manifest.device is not None
+    return Layout(
+        io=manifest.device.activations,
+        slots=slots,
+        page=manifest.block_tokens,
+        pages=pages,
+        max_pages=max_pages,
+        nodes=manifest.tree_nodes if speculation else 1,
+        chunk=manifest.prefill_chunk,
+        mtp=speculation and manifest.spec.mtp_layers > 0,
+    )
+
+
+def _executor(device: CudaDevice | SymbolicDevice, bundle: Bundle, layout: Layout) -> DeviceExecutor:
+    manifest = bundle.manifest
+    assert manifest.device is not None
+    return DeviceExecutor(
+        device,
+        bundle.path,
+        manifest.spec,
+        layout,
+        splits=manifest.device.splits,
+        fingerprint=f"{bundle.fingerprint}-{'mtp' if layout.mtp else 'plain'}",
+    )
+
+
+def _cuda(bundle: Bundle) -> CudaDevice:
+    assert bundle.manifest.device is not None
+    arch = gpu_arch(bundle.manifest.device.compute_capability)
+    target = bundle.manifest.target
+    return CudaDevice(
+        lambda allocate: TensorRtEngines(bundle.path, target, allocate), kernel_binaries(bundle.path, arch)
+    )
