@@ -122,10 +122,11 @@ def recipe_precision(recipe: Recipe, label: str) -> Precision:
 def repeated_parts(recipe: Recipe) -> dict[Part, int]:
     """Parts that a bundle built by `recipe` holds more than once → how often more.
 
-    The CPU executor maps one weight file for all graphs. On a device every graph is an engine of its own with its own
-    weights: verify and prefill have the whole decoder, the MTP engine the embeddings and the head again.
+    The CPU executor maps one weight file for all graphs, and in the split form a matrix is in one engine. In the whole
+    form every graph is an engine of its own with its own weights: verify and prefill have the whole decoder, the MTP
+    engine the embeddings and the head again.
     """
-    if recipe.target == CPU:
+    if recipe.tensorrt is None or recipe.tensorrt.form == "split":
         return {}
     return {"gdn": 1, "attention": 1, "mlp": 1, "head": 2, "embeddings": 2, "small": 1}
 

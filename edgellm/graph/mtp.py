@@ -41,7 +41,7 @@ def mtp_layer(g: GraphBuilder, lowering: Lowering) -> str:
     spec = lowering.ops.source.spec
     ids = g.input("input_ids", np.int64, [1, "S"])
     hidden_in = g.input("hidden_in", np.float32, [1, "S", spec.hidden])
-    residual = mtp_pair(g, lowering, ids, hidden_in)
+    residual = mtp_pair(g, lowering, lowering.ops.embed(g, ids), hidden_in)
     name = "mtp.layers.0"
     residual, x = add_norm(g, lowering, residual, "", f"{name}.input_layernorm.weight")
     update = attention(g, lowering, f"{name}.self_attn", ("mtp_k", "mtp_v"), x)
@@ -51,11 +51,11 @@ def mtp_layer(g: GraphBuilder, lowering: Lowering) -> str:
     return hidden
 
 
-def mtp_pair(g: GraphBuilder, lowering: Lowering, ids: str, hidden_in: str) -> str:
-    """fc(concat(norm(embedding of `ids`), norm(hidden_in))), the input of the MTP layer: [1, S, hidden]."""
+def mtp_pair(g: GraphBuilder, lowering: Lowering, embedded: str, hidden_in: str) -> str:
+    """fc(concat(norm(embedded), norm(hidden_in))), the input of the MTP layer: [1, S, hidden]."""
     ops = lowering.ops
     pair = [
-        ops.norm(g, ops.embed(g, ids), norm_scale(g, ops.source, "mtp.pre_fc_norm_embedding.weight")),
+        ops.norm(g, embedded, norm_scale(g, ops.source, "mtp.pre_fc_norm_embedding.weight")),
         ops.norm(g, hidden_in, norm_scale(g, ops.source, "mtp.pre_fc_norm_hidden.weight")),
     ]
     both = g.op("Concat", pair, axis=-1)

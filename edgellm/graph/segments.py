@@ -1,16 +1,17 @@
 """The model cut where tokens are mixed: what runs between the kernels of convolution, delta rule and attention.
 
-Segment i starts behind the mixing of layer i - 1 (segment 0 with the embedding) and ends with the projections of layer
-i; the last one ends with the logits. A runtime launches the mixing kernels between segments, so a segment has no state,
-no mask and no cache. What must stay true: segments depend on a lowering's `Ops` only, and a value that crosses a
-boundary has the activations' dtype.
+``embed`` makes embedding rows and ``head`` logits, for the model and for its MTP layer, which share these matrices.
+Between them segment i starts behind the mixing of layer i - 1 and ends with the projections of layer i. A runtime
+launches the mixing kernels between segments, so a segment has no state, no mask and no cache. What must stay true:
+segments depend on a lowering's `Ops` only, and a value that crosses a boundary has the activations' dtype.
 
-Names: segment i takes ``residual``, ``mixed`` (what the kernels made: y or the attention context) and ``side`` (z or
-gate), segment 0 ``input_ids`` i64 [1, S]; it makes ``residual_out`` and the projections, named as in `AttentionInputs`
-and `DeltaInputs`. The last segment takes ``logit_rows`` i64 [R] too and makes ``hidden`` [1, S, H] and ``logits`` f32
-[R, vocab]. Activations are [1, S, width]. The MTP layer is two segments: ``mtp_in`` takes ``input_ids`` and a pool of
-hidden rows [T, H] of which ``hidden_rows`` i64 [S] are its input; ``mtp_out`` ends like the last segment, its rows
-after the MTP norm.
+Names: ``embed`` takes ``input_ids`` i64 [1, S] and makes ``embedded``, the residual of segment 0. Segment i takes
+``residual`` and, behind a mixing, ``mixed`` (what the kernels made: y or the attention context) and ``side`` (z or
+gate); it makes ``residual_out`` (segment 0 does not change it) and the projections, named as in `AttentionInputs` and
+`DeltaInputs`. The last segment makes ``hidden`` instead. ``head`` takes that and ``logit_rows`` i64 [R] and makes
+``logits`` f32 [R, vocab]. Activations are [1, S, width]. The MTP layer is two segments: ``mtp_in`` takes ``embedded``
+and a pool of hidden rows [T, H] of which ``hidden_rows`` i64 [S] are its input; ``mtp_out`` ends like the last segment,
+its rows after the MTP norm.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from edgellm.graph.rope import rope_angles
 from edgellm.graph.source import Source, vector
 from edgellm.graph.weight_file import WeightFile
 
+EMBED: Final = "embed.onnx"
+HEAD: Final = "head.onnx"
 MTP_IN: Final = "mtp_in.onnx"
 MTP_OUT: Final = "mtp_out.onnx"
 KERNEL_WEIGHTS: Final = "kernels.safetensors"
@@ -65,28 +68,44 @@ def side_of(spec: ModelSpec, layer: int | None) -> str:
     return "gate" if layer is None or spec.layers[layer] == "full_attention" else "z"
 
 
+def add_embed(g: GraphBuilder, ops: Ops, dtype: DTypeLike) -> None:
+    """Add the embedding to `g`; `dtype` of the activations."""
+    rows = ops.embed(g, g.input("input_ids", np.int64, [1, "S"]))
+    _result(g, rows, "embedded", ops.source.spec.hidden, dtype)
+
+
+def add_head(g: GraphBuilder, ops: Ops, dtype: DTypeLike) -> None:
+    """Add the output head."""
+    spec = ops.source.spec
+    hidden = g.input("hidden", dtype, [1, "S", spec.hidden])
+    rows = g.input("logit_rows", np.int64, ["R"])
+    picked = g.op("Gather", [g.reshape(hidden, [-1, spec.hidden]), rows], axis=0)
+    ops.logits(g, picked, head_part(ops.source), g.output("logits", np.float32, ["R", spec.vocab]))
+
+
 def add_segment(g: GraphBuilder, lowering: Lowering, index: int, dtype: DTypeLike) -> None:
-    """Add segment `index` to `g`; `dtype` of the activations."""
+    """Add segment `index`."""
     spec = lowering.ops.source.spec
     if index == 0:
-        residual, update = lowering.ops.embed(g, g.input("input_ids", np.int64, [1, "S"])), ""
+        residual, update = g.input("residual", dtype, [1, "S", spec.hidden]), ""
     else:
         residual, update = _behind(g, lowering, index - 1, dtype)
     if index == len(spec.layers):
         _finish(g, lowering, residual, update, "norm.weight", dtype)
         return
     residual, x = add_norm(g, lowering, residual, update, f"layers.{index}.input_layernorm.weight")
-    _result(g, residual, "residual_out", spec.hidden, dtype)
+    if index:
+        _result(g, residual, "residual_out", spec.hidden, dtype)
     _project(g, lowering, index, x, dtype)
 
 
 def add_mtp_in(g: GraphBuilder, lowering: Lowering, dtype: DTypeLike) -> None:
     """Add what stands before the MTP layer's attention."""
     spec = lowering.ops.source.spec
-    ids = g.input("input_ids", np.int64, [1, "S"])
+    embedded = g.input("embedded", dtype, [1, "S", spec.hidden])
     pool = g.input("hidden_pool", dtype, ["T", spec.hidden])
     rows = g.op("Gather", [pool, g.input("hidden_rows", np.int64, ["S"])], axis=0)
-    residual = mtp_pair(g, lowering, ids, g.reshape(rows, [1, -1, spec.hidden]))
+    residual = mtp_pair(g, lowering, embedded, g.reshape(rows, [1, -1, spec.hidden]))
     _result(g, residual, "residual_out", spec.hidden, dtype)
     x = add_norm(g, lowering, residual, "", "mtp.layers.0.input_layernorm.weight")[1]
     _project(g, lowering, None, x, dtype)
@@ -107,10 +126,16 @@ def build_segments(ops: Ops, out_dir: Path, dtype: DTypeLike) -> tuple[Path, ...
             g.save(out_dir / name)
             paths.append(out_dir / name)
 
+        g = GraphBuilder("embed", file)
+        add_embed(g, ops, dtype)
+        save(g, EMBED)
         for index in range(len(spec.layers) + 1):
             g = GraphBuilder(f"segment_{index}", file)
             add_segment(g, lowering, index, dtype)
             save(g, segment_file(index))
+        g = GraphBuilder("head", file)
+        add_head(g, ops, dtype)
+        save(g, HEAD)
         if spec.mtp_layers:
             g = GraphBuilder("mtp_in", file)
             add_mtp_in(g, lowering, dtype)
@@ -181,13 +206,8 @@ def _behind(g: GraphBuilder, lowering: Lowering, layer: int | None, dtype: DType
 
 
 def _finish(g: GraphBuilder, lowering: Lowering, residual: str, update: str, norm: str, dtype: DTypeLike) -> None:
-    ops = lowering.ops
-    spec = ops.source.spec
     hidden = add_norm(g, lowering, residual, update, norm)[1]
-    _result(g, hidden, "hidden", spec.hidden, dtype)
-    rows = g.input("logit_rows", np.int64, ["R"])
-    picked = g.op("Gather", [g.reshape(hidden, [-1, spec.hidden]), rows], axis=0)
-    ops.logits(g, picked, head_part(ops.source), g.output("logits", np.float32, ["R", spec.vocab]))
+    _result(g, hidden, "hidden", lowering.ops.source.spec.hidden, dtype)
 
 
 def _result(g: GraphBuilder, value: str, name: str, width: int, dtype: DTypeLike) -> None:

@@ -7,7 +7,6 @@ own. What must stay true: one stream, so that submissions run in order; a progra
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from edgellm.engine.device.base import Array, Buffer, Copy, Launch, Operation, Program, Run
-from edgellm.errors import ConfigError, ExecutionError
+from edgellm.engine.device.gpu import checked, load_driver
+from edgellm.errors import ConfigError
 from edgellm.kernels.sizes import Sizes
 from edgellm.kernels.spec import Kernel, numpy_dtype
 
@@ -97,12 +97,13 @@ class CudaDevice:
         ordinal: int = 0,
         driver: Any = None,
     ) -> None:
-        self._cuda: Any = _driver() if driver is None else driver
-        self._call(self._cuda.cuInit(0))
-        self._gpu = self._call(self._cuda.cuDeviceGet(ordinal))
-        self._context = self._call(self._cuda.cuDevicePrimaryCtxRetain(self._gpu))
-        self._call(self._cuda.cuCtxSetCurrent(self._context))
-        self._stream = self._call(self._cuda.cuStreamCreate(self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+        self._cuda: Any = load_driver() if driver is None else driver
+        checked(self._cuda.cuInit(0))
+        self._gpu = checked(self._cuda.cuDeviceGet(ordinal))
+        self._context = checked(self._cuda.cuDevicePrimaryCtxRetain(self._gpu))
+        checked(self._cuda.cuCtxSetCurrent(self._context))
+        self._stream = checked(self._cuda.cuStreamCreate(self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+        self._events: tuple[Any, ...] = ()
         self._allocated: list[Any] = []
         self._modules: dict[tuple[Kernel, Sizes], Any] = {}
         self._graphs: list[Any] = []
@@ -119,7 +120,7 @@ class CudaDevice:
                 f"the device has no memory for {size} bytes more than the {self._used} in use: ask for fewer slots or "
                 "a shorter context"
             )
-        pointer = self._call(result)
+        pointer = checked(result)
         self._allocated.append(pointer)
         self._used += size
         buffer = CudaBuffer(int(pointer), tuple(shape), found)
@@ -129,7 +130,7 @@ class CudaDevice:
     def clear(self, buffer: Buffer) -> None:
         found = _cuda(buffer)
         if found.nbytes:
-            self._call(self._cuda.cuMemsetD8Async(found.address, 0, found.nbytes, self._stream))
+            checked(self._cuda.cuMemsetD8Async(found.address, 0, found.nbytes, self._stream))
 
     def upload(self, target: Buffer, values: Array) -> None:
         found = _cuda(target)
@@ -138,14 +139,14 @@ class CudaDevice:
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
         # The copy has left `data` when the call returns: memory that is not pinned is staged by the driver.
         if data.size:
-            self._call(self._cuda.cuMemcpyHtoDAsync(found.address, data.ctypes.data, data.size, self._stream))
+            checked(self._cuda.cuMemcpyHtoDAsync(found.address, data.ctypes.data, data.size, self._stream))
 
     def download(self, source: Buffer) -> Array:
         found = _cuda(source)
         made = np.empty(found.shape, found.dtype)
         if made.nbytes:
-            self._call(self._cuda.cuMemcpyDtoHAsync(made.ctypes.data, found.address, made.nbytes, self._stream))
-        self._call(self._cuda.cuStreamSynchronize(self._stream))
+            checked(self._cuda.cuMemcpyDtoHAsync(made.ctypes.data, found.address, made.nbytes, self._stream))
+        checked(self._cuda.cuStreamSynchronize(self._stream))
         return made
 
     def copy(self, source: Buffer, target: Buffer) -> None:
@@ -153,7 +154,7 @@ class CudaDevice:
         if here.nbytes != there.nbytes:
             raise ValueError(f"copy of {here.nbytes} bytes into {there.nbytes}")
         if here.nbytes:
-            self._call(self._cuda.cuMemcpyDtoDAsync(there.address, here.address, here.nbytes, self._stream))
+            checked(self._cuda.cuMemcpyDtoDAsync(there.address, here.address, here.nbytes, self._stream))
 
     def program(self, operations: Sequence[Operation]) -> Program:
         steps = [self._prepare(operation) for operation in operations]
@@ -166,12 +167,23 @@ class CudaDevice:
 
         def run() -> None:
             if recorded:
-                self._call(self._cuda.cuGraphLaunch(recorded[0], self._stream))
+                checked(self._cuda.cuGraphLaunch(recorded[0], self._stream))
                 return
             submit()
             recorded.append(self._capture(submit))
 
         return run
+
+    def timed(self, submit: Callable[[], None]) -> float:
+        """Milliseconds that the device works on what `submit` submits, from its own clock; waits for the end."""
+        if not self._events:
+            self._events = tuple(checked(self._cuda.cuEventCreate(0)) for _ in range(2))
+        start, end = self._events
+        checked(self._cuda.cuEventRecord(start, self._stream))
+        submit()
+        checked(self._cuda.cuEventRecord(end, self._stream))
+        checked(self._cuda.cuEventSynchronize(end))
+        return float(checked(self._cuda.cuEventElapsedTime(start, end)))
 
     @property
     def used(self) -> int:
@@ -182,28 +194,30 @@ class CudaDevice:
         return self._engines.used
 
     def close(self) -> None:
-        self._call(self._cuda.cuStreamSynchronize(self._stream))
+        checked(self._cuda.cuStreamSynchronize(self._stream))
         for graph in self._graphs:
-            self._call(self._cuda.cuGraphExecDestroy(graph))
+            checked(self._cuda.cuGraphExecDestroy(graph))
         self._engines.close()
         for module, _ in self._modules.values():
-            self._call(self._cuda.cuModuleUnload(module))
+            checked(self._cuda.cuModuleUnload(module))
+        for event in self._events:
+            checked(self._cuda.cuEventDestroy(event))
         for pointer in self._allocated:
-            self._call(self._cuda.cuMemFree(pointer))
-        self._graphs, self._modules, self._allocated = [], {}, []
-        self._call(self._cuda.cuStreamDestroy(self._stream))
-        self._call(self._cuda.cuDevicePrimaryCtxRelease(self._gpu))
+            checked(self._cuda.cuMemFree(pointer))
+        self._graphs, self._modules, self._events, self._allocated = [], {}, (), []
+        checked(self._cuda.cuStreamDestroy(self._stream))
+        checked(self._cuda.cuDevicePrimaryCtxRelease(self._gpu))
 
     def _capture(self, submit: Callable[[], None]) -> Any:
         cuda = self._cuda
         mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        self._call(cuda.cuStreamBeginCapture(self._stream, mode))
+        checked(cuda.cuStreamBeginCapture(self._stream, mode))
         try:
             submit()
         finally:
-            graph = self._call(cuda.cuStreamEndCapture(self._stream))
-        executable = self._call(cuda.cuGraphInstantiate(graph, 0))
-        self._call(cuda.cuGraphDestroy(graph))
+            graph = checked(cuda.cuStreamEndCapture(self._stream))
+        executable = checked(cuda.cuGraphInstantiate(graph, 0))
+        checked(cuda.cuGraphDestroy(graph))
         self._graphs.append(executable)
         return executable
 
@@ -229,7 +243,7 @@ class CudaDevice:
 
         def run() -> None:
             launched = self._cuda.cuLaunchKernel(function, *grid, threads, 1, 1, 0, self._stream, places.ctypes.data, 0)
-            self._call(launched, kernel.name)
+            checked(launched, kernel.name)
 
         run.__dict__["arguments"] = values  # alive as long as `places` points to them
         return run
@@ -237,24 +251,10 @@ class CudaDevice:
     def _function(self, kernel: Kernel, sizes: Sizes) -> Any:
         key = kernel, sizes
         if key not in self._modules:
-            module = self._call(self._cuda.cuModuleLoadData(self._binary(kernel, sizes)), kernel.name)
-            function = self._call(self._cuda.cuModuleGetFunction(module, kernel.name.encode()), kernel.name)
+            module = checked(self._cuda.cuModuleLoadData(self._binary(kernel, sizes)), kernel.name)
+            function = checked(self._cuda.cuModuleGetFunction(module, kernel.name.encode()), kernel.name)
             self._modules[key] = module, function
         return self._modules[key][1]
-
-    def _call(self, result: Sequence[Any], what: str = "") -> Any:
-        """The value of a driver call. Raises ExecutionError: it failed."""
-        if int(result[0]) != 0:
-            name = getattr(result[0], "name", result[0])
-            raise ExecutionError(f"CUDA: {f'{what}: ' if what else ''}{name}")
-        return result[1] if len(result) == 2 else None
-
-
-def _driver() -> Any:
-    try:
-        return importlib.import_module("cuda.bindings.driver")
-    except ImportError as error:
-        raise ConfigError(f"running on a GPU needs edgellm[kernels]: {error}") from error
 
 
 def _cuda(buffer: Buffer) -> CudaBuffer:

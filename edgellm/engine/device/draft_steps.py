@@ -6,7 +6,7 @@ import numpy as np
 
 from edgellm.engine.device.base import Buffer, Launch, Operation, Run
 from edgellm.engine.device.memory import DRAFT_TAIL, SlotMemory
-from edgellm.engine.device.steps import Model, PrefillStep, Rows, TreeAttention, ending, flat
+from edgellm.engine.device.steps import Model, PrefillStep, Rows, TreeAttention, embed, flat, score
 from edgellm.graph.segments import MTP_IN, MTP_OUT, side_of
 from edgellm.kernels.topk import DRAFT_TOPK
 from edgellm.kernels.tree import TREE_BUILD
@@ -48,7 +48,7 @@ class DraftStep:
             "residual": rows.residual[0],
             "mixed": context.reshape(1, *context.shape),
             "side": rows.projections("full_attention", 0)[side_of(self._model.spec, None)],
-            **ending(rows, self.hidden),
+            "hidden": self.hidden.reshape(1, *self.hidden.shape),
         }
         best = {
             "logits": rows.logits,
@@ -58,9 +58,11 @@ class DraftStep:
         }
         return [
             Launch(TREE_BUILD, self._sizes, build),
+            embed(rows),
             run,
             *launches,
             Run(MTP_OUT, end),
+            score(rows, self.hidden),
             Launch(DRAFT_TOPK, self._sizes, best),
         ]
 
@@ -86,7 +88,7 @@ class DraftPrefillStep:
 def _mtp_in(rows: Rows, pool: Buffer, hidden_rows: Buffer) -> tuple[Run, dict[str, Buffer]]:
     made = rows.projections("full_attention", 0)
     tensors = {
-        "input_ids": rows.input_ids,
+        "embedded": rows.embedded,
         "hidden_pool": pool,
         "hidden_rows": hidden_rows,
         "residual_out": rows.residual[0],

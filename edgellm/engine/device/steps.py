@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -18,12 +19,16 @@ from edgellm.checkpoint.spec import ModelSpec
 from edgellm.engine.device.base import Buffer, Device, Launch, Operation, Run
 from edgellm.engine.device.memory import FP8, IO_DTYPES, Capsules, Layout, Pool, SlotMemory
 from edgellm.graph.mtp import DRAFT_TOP_K
-from edgellm.graph.segments import mixer_widths, segment_file, side_of
+from edgellm.graph.segments import EMBED, HEAD, mixer_widths, segment_file, side_of
 from edgellm.kernels.attention import ATTN_PREFILL, ATTN_PREP, KV_WRITE, TREE_ATTN_PARTIAL, TREE_ATTN_REDUCE
 from edgellm.kernels.gdn import GDN_PREFILL, GDN_PREP, GDN_PREP_CHAIN, GDN_TREE_VERIFY
 from edgellm.kernels.sizes import Sizes
 from edgellm.kernels.topk import SAMPLE_TOPK
 from edgellm.kernels.tree import TREE_BUILD
+
+# The query heads of one row make blocks of a single warp, of which a multiprocessor holds several.
+_SINGLE: Final = 3
+_MOST_SPLITS: Final = 64
 
 Mixed = tuple[Buffer, list[Operation]]  # the result of a layer's mixing and what makes it
 
@@ -37,7 +42,7 @@ class Model:
     layout: Layout
     constants: Mapping[str, Buffer]
     pool: Pool
-    splits: int  # parts that a context is cut into
+    splits: int  # parts that the context of a tree is cut into
 
     @property
     def tokens(self) -> int:
@@ -56,7 +61,7 @@ class Model:
             page=layout.page,
             pages=layout.pages,
             max_pages=layout.max_pages,
-            splits=self.splits,
+            splits=self.splits if rows > 1 else min(_SINGLE * self.splits, _MOST_SPLITS),
             top_k=DRAFT_TOP_K,
         )
 
@@ -75,6 +80,7 @@ class Rows:
         self.parents = model.zeros(rows, dtype=np.int32)
         self.positions = model.zeros(rows, dtype=np.int32)
         self.logit_rows = model.zeros(scored, dtype=np.int64)
+        self.embedded = model.zeros(1, rows, spec.hidden)
         self.residual = (model.zeros(1, rows, spec.hidden), model.zeros(1, rows, spec.hidden))
         self.logits = model.zeros(scored, spec.vocab, dtype=np.float32)
         self.best = model.zeros(scored, DRAFT_TOP_K, dtype=np.int32)
@@ -112,28 +118,34 @@ def through_layers(
 ) -> list[Operation]:
     """All segments of the decoder with `mix` between them; `hidden` gets the rows [S, H] after the final norm."""
     spec = model.spec
-    made = rows.projections(spec.layers[0], 0)
-    tensors = {"input_ids": rows.input_ids, "residual_out": rows.residual[0], **made}
-    operations: list[Operation] = [Run(segment_file(0), tensors)]
+    made, residual = rows.projections(spec.layers[0], 0), rows.embedded
+    operations: list[Operation] = [embed(rows), Run(segment_file(0), {"residual": residual, **made})]
     for layer in range(len(spec.layers)):
         mixed, launches = mix(layer, {name: flat(value) for name, value in made.items()})
         tensors = {
-            "residual": rows.residual[layer % 2],
+            "residual": residual,
             "mixed": mixed.reshape(1, mixed.shape[0], -1),
             "side": made[side_of(spec, layer)],
         }
         if layer + 1 < len(spec.layers):
             made = rows.projections(spec.layers[layer + 1], layer + 1)
-            tensors |= {"residual_out": rows.residual[(layer + 1) % 2], **made}
+            residual = rows.residual[layer % 2]
+            tensors |= {"residual_out": residual, **made}
         else:
-            tensors |= ending(rows, hidden)
+            tensors |= {"hidden": hidden.reshape(1, *hidden.shape)}
         operations += [*launches, Run(segment_file(layer + 1), tensors)]
-    return operations
+    return [*operations, score(rows, hidden)]
 
 
-def ending(rows: Rows, hidden: Buffer) -> dict[str, Buffer]:
-    """Tensors of the segment that ends a model: norm, `hidden` [S, H] and logits."""
-    return {"logit_rows": rows.logit_rows, "hidden": hidden.reshape(1, *hidden.shape), "logits": rows.logits}
+def embed(rows: Rows) -> Run:
+    """The embedding of a step's tokens."""
+    return Run(EMBED, {"input_ids": rows.input_ids, "embedded": rows.embedded})
+
+
+def score(rows: Rows, hidden: Buffer) -> Run:
+    """Logits of the rows of `hidden` [S, H] that are wanted."""
+    tensors = {"hidden": hidden.reshape(1, *hidden.shape), "logit_rows": rows.logit_rows, "logits": rows.logits}
+    return Run(HEAD, tensors)
 
 
 def flat(value: Buffer) -> Buffer:

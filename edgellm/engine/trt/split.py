@@ -34,7 +34,7 @@ def segment_profiles(graph: Path, tokens: tuple[int, ...], chunk: int) -> list[S
     trees: list[Sizes] = [{"S": point(count), "R": point(count)} for count in tokens]
     prefill: Sizes = {"S": point(chunk), "R": point(1)}
     if graph.name == MTP_OUT:
-        return trees  # nothing is scored of a prompt
+        return trees  # of a prompt only keys and values are wanted
     if graph.name == MTP_IN:
         pool = point(WAITING + DRAFT_TAIL)
         return [*({**sizes, "T": pool} for sizes in trees), {**prefill, "T": point(chunk + 1)}]

@@ -54,9 +54,18 @@ def bundle(built: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
 def test_every_segment_has_native_products_in_every_profile(built: Path, bundle: Bundle) -> None:
     layers = read_layers(built / LAYERS_FILE)
     spec = bundle.manifest.spec
-    assert set(layers) == {*(f"segment_{i:02d}" for i in range(len(spec.layers) + 1)), "mtp_in", "mtp_out"}
+    last = f"segment_{len(spec.layers):02d}"
+    assert set(layers) == {
+        "embed",
+        *(f"segment_{i:02d}" for i in range(len(spec.layers) + 1)),
+        "head",
+        "mtp_in",
+        "mtp_out",
+    }
+    # Of a layer: out of its mixer, gate and up, down, and into the next one.
+    some = {"embed": 0, "segment_00": 1, last: 3, "head": 1, "mtp_in": 2, "mtp_out": 3}
     for name, found in layers.items():
-        products = {"segment_00": 1, "mtp_in": 2}.get(name, 4)  # out of the mixer, gate and up, down, and into the next
+        products = some.get(name, 4)
         profiles = 2 if name == "mtp_out" else 3
         for profile in range(profiles):
             assert found.of_profile(profile).counts()["fp4_products"] == products, (name, profile)
