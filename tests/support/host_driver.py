@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,10 +33,29 @@ class HostDriver:
 
     CUresult = CUresult
     CUstream_flags = enum.IntEnum("CUstream_flags", {"CU_STREAM_NON_BLOCKING": 1})
+    CUdevice_attribute = enum.IntEnum(
+        "CUdevice_attribute",
+        {
+            f"CU_DEVICE_ATTRIBUTE_{name}": at
+            for at, name in enumerate(
+                (
+                    "COMPUTE_CAPABILITY_MAJOR",
+                    "COMPUTE_CAPABILITY_MINOR",
+                    "MULTIPROCESSOR_COUNT",
+                    "L2_CACHE_SIZE",
+                    "CLOCK_RATE",
+                    "MEMORY_CLOCK_RATE",
+                    "GLOBAL_MEMORY_BUS_WIDTH",
+                )
+            )
+        },
+    )
     CUstreamCaptureMode = enum.IntEnum("CUstreamCaptureMode", {"CU_STREAM_CAPTURE_MODE_THREAD_LOCAL": 1})
 
     def __init__(self, capacity: int = 1 << 31) -> None:
         self.capacity = capacity
+        self.attributes = (9, 0, 2, 1 << 15, 0, 0, 0)  # as in CUdevice_attribute
+        self.events: dict[int, float] = {}
         self.memory: dict[int, NDArray[np.uint8]] = {}
         self.binaries: dict[bytes, tuple[Kernel, Sizes]] = {}
         self.graphs: dict[int, list[Callable[[], None]]] = {}
@@ -62,6 +82,37 @@ class HostDriver:
 
     def cuDeviceGet(self, ordinal: int) -> tuple[CUresult, int]:
         return CUresult(0), ordinal
+
+    def cuDeviceGetName(self, length: int, device: int) -> tuple[CUresult, bytes]:
+        return CUresult(0), b"host memory, no GPU" + bytes(length - 19)
+
+    def cuDeviceGetAttribute(self, attribute: int, device: int) -> tuple[CUresult, int]:
+        return CUresult(0), self.attributes[attribute]
+
+    def cuDeviceTotalMem(self, device: int) -> tuple[CUresult, int]:
+        return CUresult(0), self.capacity
+
+    def cuDriverGetVersion(self) -> tuple[CUresult, int]:
+        return CUresult(0), 13000
+
+    def cuEventCreate(self, flags: int) -> tuple[CUresult, int]:
+        event = max(self.events, default=0) + 1
+        self.events[event] = 0.0
+        return CUresult(0), event
+
+    def cuEventDestroy(self, event: int) -> tuple[CUresult]:
+        del self.events[event]
+        return (CUresult(0),)
+
+    def cuEventRecord(self, event: int, stream: int) -> tuple[CUresult]:
+        self.events[event] = time.perf_counter()
+        return (CUresult(0),)
+
+    def cuEventSynchronize(self, event: int) -> tuple[CUresult]:
+        return (CUresult(0),)
+
+    def cuEventElapsedTime(self, start: int, end: int) -> tuple[CUresult, float]:
+        return CUresult(0), 1000 * (self.events[end] - self.events[start])
 
     def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[CUresult, int]:
         return CUresult(0), 1
