@@ -53,6 +53,16 @@ def segment_file(index: int) -> str:
     return f"segment_{index:02d}.onnx"
 
 
+def is_result(segment: str, name: str) -> bool:
+    """Whether the segment with this file name makes the tensor `name`, rather than takes it."""
+    match segment.partition(".")[0]:
+        case "embed":
+            return name == "embedded"
+        case "head":
+            return name == "logits"
+    return name not in ("residual", "mixed", "side", "embedded", "hidden_pool", "hidden_rows")
+
+
 def mixer_widths(spec: ModelSpec, layer: int | None) -> dict[str, int]:
     """Name → width of what the segment before a layer's mixing makes; None is the MTP layer."""
     if layer is None or spec.layers[layer] == "full_attention":

@@ -226,8 +226,23 @@ class TreeStep:
 
     def operations(self, slot: SlotMemory, left: Capsules, made: Capsules) -> list[Operation]:
         """Of the step over `slot`; `left` by the step before, `made` by this one."""
-        rows, sizes, spec = self.rows, self._sizes, self._model.spec
-        count = sizes.rows
+        rows, sizes = self.rows, self._sizes
+        build = {
+            "parents": rows.parents,
+            "control": slot.control,
+            "ancestors": self._ancestors,
+            "depths": self._depths,
+            "positions": rows.positions,
+        }
+        return [
+            Launch(TREE_BUILD, sizes, build),
+            *self.inner(slot, left, made),
+            Launch(SAMPLE_TOPK, sizes, {"logits": rows.logits, "ids": rows.best, "values": rows.best_values}),
+        ]
+
+    def inner(self, slot: SlotMemory, left: Capsules, made: Capsules) -> list[Operation]:
+        """The model alone: from tokens, parents and positions to logits."""
+        rows, spec, count = self.rows, self._model.spec, self._sizes.rows
         attention = {
             "control": slot.control,
             "page_table": slot.page_table,
@@ -241,18 +256,7 @@ class TreeStep:
                 return self._attention.mix(str(layer), part, projections, {**attention, **tails})
             return self._delta(layer, projections, slot, left, made)
 
-        build = {
-            "parents": rows.parents,
-            "control": slot.control,
-            "ancestors": self._ancestors,
-            "depths": self._depths,
-            "positions": rows.positions,
-        }
-        return [
-            Launch(TREE_BUILD, sizes, build),
-            *through_layers(self._model, rows, slot.hidden[:count], mix),
-            Launch(SAMPLE_TOPK, sizes, {"logits": rows.logits, "ids": rows.best, "values": rows.best_values}),
-        ]
+        return through_layers(self._model, rows, slot.hidden[:count], mix)
 
     def _delta(self, layer: int, made: Mapping[str, Buffer], slot: SlotMemory, left: Capsules, new: Capsules) -> Mixed:
         rows, at = self.rows, self._model.spec.linear_layers.index(layer)
