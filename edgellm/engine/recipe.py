@@ -38,15 +38,16 @@ class TensorRtRecipe:
 
     compute_capability: str  # of the GPU that runs the engines, "SM110"
     # "whole": one engine per graph, TensorRT's own kernels only; "split": an engine between any two token mixings, with
-    # this library's kernels there, which is what the device executor runs.
-    form: Literal["whole", "split"] = "whole"
+    # this library's kernels there, which is what the device executor runs; "plugins": the same, and one engine for the
+    # step over a tree, which has its kernels as plugins.
+    form: Literal["whole", "split", "plugins"] = "whole"
     activations: HalfPrecision = "bf16"  # and the residual stream, and matrices that are not quantized
     profiles: tuple[int, ...] = (2, MAX_TREE)  # tokens of a verify or draft that kernels are chosen for
     side_by_side_fusion: bool = True  # False: what TensorRT 10.13 needs on sm_110
     splits: int = 10  # parts that attention cuts a context into (split form): with the KV heads, twice the GPU's SMs
 
     def __post_init__(self) -> None:
-        _choice("tensorrt.form", self.form, ("whole", "split"))
+        _choice("tensorrt.form", self.form, ("whole", "split", "plugins"))
         _integer("tensorrt.splits", self.splits, 1, 64)
         _choice("tensorrt.activations", self.activations, get_args(HalfPrecision))
         if not isinstance(self.compute_capability, str) or not re.fullmatch(r"SM\d{2,3}", self.compute_capability):
@@ -110,7 +111,7 @@ class Recipe:
         for entry in fields(self):
             if entry.name in _ORT_ONLY and getattr(self, entry.name) != entry.default:
                 raise ConfigError(_unused(entry.name, self.target))
-        if form.form == "split":
+        if form.form != "whole":
             self._check_split(form)
         elif self.kv != form.activations:
             raise ConfigError(
@@ -125,16 +126,18 @@ class Recipe:
             raise ConfigError(f"prefill_chunk must be a multiple of {CHAIN_BLOCK}, got {self.prefill_chunk}")
 
     def _check_split(self, form: TensorRtRecipe) -> None:
+        if form.form == "plugins" and self.target != "tensorrt":
+            raise ConfigError(f"tensorrt.form plugins needs target tensorrt: {self.target} has no plugins from Python")
         if self.kv != "fp8":
-            raise ConfigError(f"kv must be fp8 in the split form, whose kernels read it, got {self.kv!r}")
+            raise ConfigError(f"kv must be fp8 in the form {form.form}, whose kernels read it, got {self.kv!r}")
         if form.profiles not in ((1, self.tree_nodes), (1,)):
             raise ConfigError(
-                f"tensorrt.profiles must be [1, {self.tree_nodes}] in the split form, one token and tree_nodes, got "
-                f"{list(form.profiles)}"
+                f"tensorrt.profiles must be [1, {self.tree_nodes}] in the form {form.form}, one token and tree_nodes, "
+                f"got {list(form.profiles)}"
             )
         if self.block_tokens % PAGE_TILE:
             raise ConfigError(
-                f"block_tokens must be a multiple of {PAGE_TILE} in the split form, got {self.block_tokens}"
+                f"block_tokens must be a multiple of {PAGE_TILE} in the form {form.form}, got {self.block_tokens}"
             )
 
     def weight_format(self) -> WeightFormat:

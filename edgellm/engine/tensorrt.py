@@ -57,28 +57,38 @@ class DeviceExecutor:
         layout: what the buffers are made for; `layout.pages` must be enough for every slot, and what it has more can be
             published.
         fingerprint: identity of weights and layout.
+        engine: of a bundle of the plugin form: it takes every step over a tree, with one profile, `layout.nodes`.
 
     Raises:
         ConfigError: a setting is out of range, or the memory that it implies is not there.
     """
 
     def __init__(
-        self, device: Device, folder: Path, spec: ModelSpec, layout: Layout, *, splits: int, fingerprint: str
+        self,
+        device: Device,
+        folder: Path,
+        spec: ModelSpec,
+        layout: Layout,
+        *,
+        splits: int,
+        fingerprint: str,
+        engine: str | None = None,
     ) -> None:
         spare = layout.pages - layout.slots * layout.max_pages
         if spare < 0:
             raise ConfigError(f"{layout.pages} KV pages are too few for {layout.slots} slots of {layout.max_pages}")
         constants = load_constants(device, folder / KERNEL_WEIGHTS)
         self._model = Model(device, spec, layout, constants, Pool(device, spec, layout), splits)
-        self._memory = [SlotMemory(device, spec, layout) for _ in range(layout.slots)]
+        self.slots = [SlotMemory(device, spec, layout) for _ in range(layout.slots)]
         counts = sorted({1, layout.nodes})
-        self._trees = {count: TreeStep(self._model, count) for count in counts}
+        trees = counts if engine is None else [layout.nodes]
+        self.trees = {count: TreeStep(self._model, count, engine) for count in trees}
         self._prefill = PrefillStep(self._model, layout.chunk) if layout.chunk > layout.nodes else None
-        self._draft = DeviceDraft(self._model, self._memory, self._prefill, counts) if layout.mtp else None
+        self._draft = DeviceDraft(self._model, self.slots, self._prefill, counts) if layout.mtp else None
         self._batch = device.zeros((layout.slots, spec.vocab), np.float32)  # logits of one advance over several slots
         self._programs = Programs(device)
         self._slots = [Slot() for _ in range(layout.slots)]
-        self._store = DeviceStore(self._model, self._programs, self._memory[0].state, fingerprint)
+        self._store = DeviceStore(self._model, self._programs, self.slots[0].state, fingerprint)
         self._device, self._layout, self._spec = device, layout, spec
         self._clock = Clock()
         self._closed = False
@@ -91,7 +101,7 @@ class DeviceExecutor:
             draft_top_k=DRAFT_TOP_K if layout.mtp else 0,
             block_tokens=layout.page,
             block_bytes=self._model.pool.page_bytes(),
-            snapshot_bytes=self._memory[0].state.nbytes,
+            snapshot_bytes=self.slots[0].state.nbytes,
             vocab_size=spec.vocab,
             max_blocks=spare,
             fingerprint=fingerprint,
@@ -106,7 +116,7 @@ class DeviceExecutor:
 
     def reset(self, slot: int) -> None:
         self._drop(self._slot(slot))
-        for part in self._memory[slot].state.parts:
+        for part in self.slots[slot].state.parts:
             self._device.clear(part)
         if self._draft:
             self._draft.reset(slot)
@@ -137,7 +147,7 @@ class DeviceExecutor:
             for number in old:
                 self._store.pages.release(number)
             self._upload_pages(slot)
-            for source, target in zip(kept.state.parts, self._memory[slot].state.parts, strict=True):
+            for source, target in zip(kept.state.parts, self.slots[slot].state.parts, strict=True):
                 self._device.copy(source, target)
             if self._draft:
                 self._draft.restore(slot, length)
@@ -155,7 +165,7 @@ class DeviceExecutor:
         if not state.length:
             raise ValueError(f"snapshot of the empty slot {slot}")
         self._settle(slot)
-        return self._store.keep(state.length, self._memory[slot].state)
+        return self._store.keep(state.length, self.slots[slot].state)
 
     def free_block(self, ref: BlockRef) -> None:
         self._store.free_block(ref)
@@ -245,7 +255,7 @@ class DeviceExecutor:
             step, best = self._verify(tree)
             self._commit(slot, tree, range(count))
             return best[-1], step.rows.logits[count - 1]
-        state, memory, prefill = self._slots[slot], self._memory[slot], self._prefill
+        state, memory, prefill = self._slots[slot], self.slots[slot], self._prefill
         assert prefill is not None
         self._settle(slot)
         if self._draft:
@@ -265,9 +275,9 @@ class DeviceExecutor:
 
     def _verify(self, tree: TokenTree) -> tuple[TreeStep, list[int]]:
         """Run a tree; the step and the best next token of every node."""
-        state, memory, count = self._slots[tree.slot], self._memory[tree.slot], len(tree.tokens)
-        rows = next(rows for rows in self._trees if rows >= count)
-        step = self._trees[rows]
+        state, memory, count = self._slots[tree.slot], self.slots[tree.slot], len(tree.tokens)
+        rows = next(rows for rows in self.trees if rows >= count)
+        step = self.trees[rows]
         self._device.upload(step.rows.input_ids, padded(tree.tokens, rows, np.int64)[None])
         self._device.upload(step.rows.parents, padded(tree.parents, rows, np.int32))
         self._device.upload(memory.accepted, np.array(state.accepted, np.int32))
@@ -278,7 +288,7 @@ class DeviceExecutor:
         return step, self._device.download(step.rows.best)[:count, 0].tolist()
 
     def _commit(self, slot: int, tree: TokenTree, path: Sequence[int]) -> None:
-        state, memory = self._slots[slot], self._memory[slot]
+        state, memory = self._slots[slot], self.slots[slot]
         self._reserve(slot, state.length + len(path))
         state.tree = None
         state.accepted = sum(1 << node for node in path), path[-1]
@@ -304,7 +314,7 @@ class DeviceExecutor:
 
     def _settle(self, slot: int) -> None:
         """Bring the recurrent state and the MTP rows of a slot up to its committed tokens."""
-        state, memory = self._slots[slot], self._memory[slot]
+        state, memory = self._slots[slot], self.slots[slot]
         with self._running([slot]):
             if state.accepted != (0, 0):
                 turn = state.turn
@@ -341,7 +351,7 @@ class DeviceExecutor:
 
     def _upload_pages(self, slot: int) -> None:
         table = padded(self._slots[slot].pages, self._layout.max_pages, np.int32)
-        self._device.upload(self._memory[slot].page_table, table)
+        self._device.upload(self.slots[slot].page_table, table)
 
     def _drop(self, state: Slot) -> None:
         for page in state.pages:

@@ -52,7 +52,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One engine of the bundle, by file name; `tensors` by the names of its inputs and outputs."""
+    """One engine of the bundle, by its file's stem; `tensors` by the names of its inputs and outputs."""
 
     engine: str
     tensors: Mapping[str, Buffer]

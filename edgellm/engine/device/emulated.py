@@ -33,7 +33,7 @@ class EmulatedDevice:
     def __init__(self, folder: Path, *, threads: int = 1, sources: bool = False, sessions: int | None = None) -> None:
         self._folder = folder
         self._sources = sources
-        self._session = lru_cache(sessions)(lambda name: open_session(folder / name, threads))
+        self._session = lru_cache(sessions)(lambda name: open_session(folder / f"{name}.onnx", threads))
         self._used = 0
 
     def zeros(self, shape: Sequence[int], dtype: DTypeLike) -> Buffer:
@@ -61,7 +61,7 @@ class EmulatedDevice:
             if isinstance(operation, Launch):
                 definitions(operation.kernel, operation.sizes)
                 check_tensors(operation.kernel, operation.sizes, _arrays(operation.tensors))
-            elif isinstance(operation, Run) and not (self._folder / operation.engine).is_file():
+            elif isinstance(operation, Run) and not (self._folder / f"{operation.engine}.onnx").is_file():
                 raise ConfigError(f"the bundle has no segment {operation.engine}")
         fixed = tuple(operations)
 

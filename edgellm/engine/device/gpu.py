@@ -69,7 +69,8 @@ def read_gpu(driver: Any = None, ordinal: int = 0) -> Gpu:
     device = checked(cuda.cuDeviceGet(ordinal), "cuDeviceGet")
 
     def attribute(name: str) -> int:
-        return int(checked(cuda.cuDeviceGetAttribute(cuda.CUdevice_attribute[f"CU_DEVICE_ATTRIBUTE_{name}"], device)))
+        wanted = getattr(cuda.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}")
+        return int(checked(cuda.cuDeviceGetAttribute(wanted, device), name))
 
     version = int(checked(cuda.cuDriverGetVersion()))
     return Gpu(

@@ -1,4 +1,4 @@
-"""Open a bundle of the split form on the GPU of this machine."""
+"""Open a bundle of the split or the plugin form on the GPU of this machine."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from edgellm.engine.device.memory import Layout
 from edgellm.engine.device.symbolic import SymbolicDevice
 from edgellm.engine.manifest import Manifest
 from edgellm.engine.tensorrt import DeviceExecutor
+from edgellm.engine.trt.plugins import PLUGIN_ENGINE
 from edgellm.engine.trt.runtime import TensorRtEngines
 from edgellm.engine.trt.split import gpu_arch, kernel_binaries
 from edgellm.errors import BundleError, ConfigError
@@ -46,7 +47,7 @@ def open_device(
         ConfigError: a setting is out of range, or the memory that it implies is not there.
     """
     manifest = bundle.manifest
-    if manifest.device is None or manifest.device.form != "split":
+    if manifest.device is None or manifest.device.form == "whole":
         raise BundleError(f"{bundle.path} was built in the form that no executor runs: build it with form = 'split'")
     if not 1 <= context <= manifest.context:
         raise ConfigError(f"context {context} is outside 1 to {manifest.context}, what the bundle was built for")
@@ -75,6 +76,9 @@ def plan_layout(
         ConfigError: the slots alone do not fit; the message says what would.
     """
     manifest = bundle.manifest
+    assert manifest.device is not None
+    if manifest.device.form == "plugins":
+        context = manifest.context  # the plugins' kernels are compiled for it
     max_pages = -(-context // manifest.block_tokens)
     base = _layout(manifest, slots, max_pages, slots * max_pages, speculation)
     symbolic = SymbolicDevice()
@@ -109,7 +113,7 @@ def _layout(manifest: Manifest, slots: int, max_pages: int, pages: int, speculat
         page=manifest.block_tokens,
         pages=pages,
         max_pages=max_pages,
-        nodes=manifest.tree_nodes if speculation else 1,
+        nodes=manifest.tree_nodes if speculation or manifest.device.form == "plugins" else 1,
         chunk=manifest.prefill_chunk,
         mtp=speculation and manifest.spec.mtp_layers > 0,
     )
@@ -125,6 +129,7 @@ def _executor(device: CudaDevice | SymbolicDevice, bundle: Bundle, layout: Layou
         layout,
         splits=manifest.device.splits,
         fingerprint=f"{bundle.fingerprint}-{'mtp' if layout.mtp else 'plain'}",
+        engine=PLUGIN_ENGINE if manifest.device.form == "plugins" else None,
     )
 
 

@@ -18,8 +18,9 @@ from numpy.typing import DTypeLike
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.engine.device.base import Buffer, Device, Launch, Operation, Run
 from edgellm.engine.device.memory import FP8, IO_DTYPES, Capsules, Layout, Pool, SlotMemory
+from edgellm.engine.device.stitch import Network, stitch
 from edgellm.graph.mtp import DRAFT_TOP_K
-from edgellm.graph.segments import EMBED, HEAD, mixer_widths, segment_file, side_of
+from edgellm.graph.segments import EMBED, HEAD, mixer_widths, segment_name, side_of
 from edgellm.kernels.attention import ATTN_PREFILL, ATTN_PREP, KV_WRITE, TREE_ATTN_PARTIAL, TREE_ATTN_REDUCE
 from edgellm.kernels.gdn import GDN_PREFILL, GDN_PREP, GDN_PREP_CHAIN, GDN_TREE_VERIFY
 from edgellm.kernels.sizes import Sizes
@@ -119,7 +120,7 @@ def through_layers(
     """All segments of the decoder with `mix` between them; `hidden` gets the rows [S, H] after the final norm."""
     spec = model.spec
     made, residual = rows.projections(spec.layers[0], 0), rows.embedded
-    operations: list[Operation] = [embed(rows), Run(segment_file(0), {"residual": residual, **made})]
+    operations: list[Operation] = [embed(rows), Run(segment_name(0), {"residual": residual, **made})]
     for layer in range(len(spec.layers)):
         mixed, launches = mix(layer, {name: flat(value) for name, value in made.items()})
         tensors = {
@@ -133,7 +134,7 @@ def through_layers(
             tensors |= {"residual_out": residual, **made}
         else:
             tensors |= {"hidden": hidden.reshape(1, *hidden.shape)}
-        operations += [*launches, Run(segment_file(layer + 1), tensors)]
+        operations += [*launches, Run(segment_name(layer + 1), tensors)]
     return [*operations, score(rows, hidden)]
 
 
@@ -213,9 +214,14 @@ def attention_prep(
 
 
 class TreeStep:
-    """One step of the decoder over a tree of up to `count` nodes: commits the path accepted before, reads the state."""
+    """One step of the decoder over a tree of up to `count` nodes: commits the path accepted before, reads the state.
 
-    def __init__(self, model: Model, count: int) -> None:
+    Args:
+        engine: that has the whole model with its kernels as plugins; None: segments and kernels one by one.
+    """
+
+    def __init__(self, model: Model, count: int, engine: str | None = None) -> None:
+        self._engine = engine
         self.rows = Rows(model, count, count)
         self._model = model
         self._sizes = model.sizes(count, count)
@@ -236,9 +242,17 @@ class TreeStep:
         }
         return [
             Launch(TREE_BUILD, sizes, build),
-            *self.inner(slot, left, made),
+            *(self.inner(slot, left, made) if self._engine is None else [self._whole(self._engine, slot, left, made)]),
             Launch(SAMPLE_TOPK, sizes, {"logits": rows.logits, "ids": rows.best, "values": rows.best_values}),
         ]
+
+    def network(self, slot: SlotMemory, left: Capsules, made: Capsules) -> Network:
+        """What an engine with plugins is made of."""
+        return stitch(self.inner(slot, left, made), [slot.hidden[: self._sizes.rows]])
+
+    def _whole(self, engine: str, slot: SlotMemory, left: Capsules, made: Capsules) -> Run:
+        network = self.network(slot, left, made)
+        return Run(engine, {**network.inputs, **network.outputs})
 
     def inner(self, slot: SlotMemory, left: Capsules, made: Capsules) -> list[Operation]:
         """The model alone: from tokens, parents and positions to logits."""

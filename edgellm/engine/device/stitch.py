@@ -54,7 +54,7 @@ def stitch(operations: Sequence[Operation], keep: Collection[Buffer]) -> Network
         if isinstance(operation, Run):
             found = _LAYER.match(operation.engine)
             layer = f".{int(found[1])}" if found else ""
-            ours = operation.engine.partition(".")[0].partition("_")[0]
+            ours = operation.engine.partition("_")[0]
             results = {name for name in operation.tensors if is_result(operation.engine, name)}
             taken = operation.tensors.keys() - results
         elif isinstance(operation, Launch):

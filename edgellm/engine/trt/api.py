@@ -45,6 +45,7 @@ class Config(Protocol):
     num_compute_capabilities: int
 
     def clear_flag(self, flag: Any) -> None: ...
+    def set_preview_feature(self, feature: Any, enable: bool) -> None: ...
     def set_compute_capability(self, capability: Any, index: int) -> bool: ...
     def add_optimization_profile(self, profile: Profile) -> int: ...
     def create_timing_cache(self, serialized: bytes) -> Any: ...
@@ -93,8 +94,10 @@ class Api(Protocol):
     IProgressMonitor: type[Any]
     BuilderFlag: Any
     ComputeCapability: Any
+    DataType: Any
     LayerInformationFormat: Any
     NetworkDefinitionCreationFlag: Any
+    PreviewFeature: Any
     ProfilingVerbosity: Any
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -49,8 +49,13 @@ class Compiler:
         self._logger = _subclass(api.ILogger, log=lambda _, severity, message: self._log(severity.name, message))
         self._builder: Builder = api.Builder(self._logger)
 
-    def compile(self, graph: Path, out: Path, profiles: Sequence[Sizes]) -> LayerList:
+    def compile(
+        self, graph: Path, out: Path, profiles: Sequence[Sizes], plugins: Callable[[Network], None] | None = None
+    ) -> LayerList:
         """Build `graph` (its weights beside it) with `profiles` and write the engine to `out`.
+
+        Args:
+            plugins: puts plugins into the network when it has been parsed.
 
         Raises:
             ConfigError: this TensorRT does not take the graph.
@@ -63,6 +68,9 @@ class Compiler:
         parser = self._api.OnnxParser(network, self._logger)
         weights = self._parse(parser, graph)
         config = self._configure(graph, profiles)
+        if plugins is not None:
+            plugins(network)
+            config.set_preview_feature(self._api.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         steps = _Steps(f"engine {graph.stem}", self._progress)
         config.progress_monitor = steps.monitor(self._api)
         with steps.stopped_by_interrupt():

@@ -20,6 +20,7 @@ from edgellm.engine.trt.compiler import Compiler
 from edgellm.engine.trt.layer_list import LayerList
 from edgellm.engine.trt.machine import find_gpu, stamp
 from edgellm.engine.trt.memory_plan import check_room, existing, plan_build
+from edgellm.engine.trt.plugins import PLUGIN_ENGINE, compile_plugins, planned_step
 from edgellm.engine.trt.profiles import Sizes, point, step_sizes
 from edgellm.engine.trt.split import device_layout, gpu_arch, segment_profiles, write_kernels
 from edgellm.errors import ConfigError
@@ -64,15 +65,29 @@ class EnginePlan:
         layers: dict[str, LayerList] = {}
         for graph in graphs:
             layers[graph.stem] = compiler.compile(graph, folder / f"{graph.stem}.engine", self._profiles(graph))
+        kernels = {} if self.form.form == "whole" else self._write_kernels(folder, scratch, compiler, layers, progress)
         shutil.rmtree(scratch)
         text = json.dumps({name: found.to_dict() for name, found in layers.items()}, separators=(",", ":"))
         (folder / LAYERS_FILE).write_text(text + "\n", encoding="utf-8")
-        kernels = self._kernels(folder, progress) if self.form.form == "split" else {}
         return stamp(self.api, self.form, self.ahead_of_time, kernels)
+
+    def _write_kernels(
+        self, folder: Path, scratch: Path, compiler: Compiler, layers: dict[str, LayerList], progress: Progress | None
+    ) -> dict[str, str]:
+        """Write what runs between the segments; the hashes of the kernels, and the layers of an engine with plugins."""
+        spec, splits, arch = self.source.spec, self.form.splits, gpu_arch(self.form.compute_capability)
+        layout = device_layout(self.recipe, spec, self.context)
+        positions = layout.max_pages * layout.page
+        save_kernel_weights(self.source, folder / KERNEL_WEIGHTS, positions, self.source.kv_scales)
+        if self.form.form == "split":
+            return write_kernels(folder, spec, layout, splits, arch, None, progress)
+        step, made = planned_step(folder, spec, layout, splits), folder / f"{PLUGIN_ENGINE}.engine"
+        layers[PLUGIN_ENGINE], hashes = compile_plugins(compiler, self.api, step, scratch, made, arch)
+        return hashes | write_kernels(folder, spec, layout, splits, arch, PLUGIN_ENGINE, progress)
 
     def _graphs(self, scratch: Path, progress: Progress | None) -> tuple[Path, ...]:
         form = TensorRtForm(self.form.activations)
-        if self.form.form == "split":
+        if self.form.form != "whole":
             return build_tensorrt_segments(self.source, scratch, form, progress=progress)
         *graphs, _ = build_tensorrt_graphs(
             self.source,
@@ -83,13 +98,6 @@ class EnginePlan:
             progress=progress,
         )
         return tuple(graphs)
-
-    def _kernels(self, folder: Path, progress: Progress | None) -> dict[str, str]:
-        spec, layout = self.source.spec, device_layout(self.recipe, self.source.spec, self.context)
-        positions = layout.max_pages * layout.page
-        save_kernel_weights(self.source, folder / KERNEL_WEIGHTS, positions, self.source.kv_scales)
-        arch = gpu_arch(self.form.compute_capability)
-        return write_kernels(folder, spec, layout, self.form.splits, arch, progress)
 
     def precision(self) -> dict[str, str]:
         """Module → stored form, for the manifest."""
@@ -104,7 +112,7 @@ class EnginePlan:
         }
 
     def _profiles(self, graph: Path) -> list[Sizes]:
-        if self.form.form == "split":
+        if self.form.form != "whole":
             return segment_profiles(graph, self.form.profiles, self.recipe.prefill_chunk)
         steps = [step_sizes(tokens, point(tokens), self.context) for tokens in self.form.profiles]
         chunk = self.recipe.prefill_chunk

@@ -37,7 +37,7 @@ def write_side_by_side(folder: Path, stitched: Stitched, tokens: int) -> Path:
     for node in stitched.nodes:
         if isinstance(node.operation, Launch):
             continue
-        model = onnx.load(folder / node.operation.engine, load_external_data=False)
+        model = onnx.load(folder / f"{node.operation.engine}.onnx", load_external_data=False)
         imports |= {entry.domain: entry.version for entry in model.opset_import}
         graph = add_prefix(model, f"{_stem(node)}/").graph
         whole.node.extend(graph.node)
@@ -144,7 +144,7 @@ def _found(known: Mapping[str, Any], name: str) -> Any:
 
 def _stem(node: Node) -> str:
     assert not isinstance(node.operation, Launch)
-    return node.operation.engine.partition(".")[0]
+    return node.operation.engine
 
 
 def _each(get: Callable[[int], Any], count: int) -> list[Any]:

@@ -41,10 +41,11 @@ class TensorRtEngines:
         if missing := [tensor for tensor in names if tensor not in tensors]:
             raise ConfigError(f"engine {name}: tensor {missing[0]!r} has no buffer")
         inputs = [tensor for tensor in names if engine.get_tensor_mode(tensor) == mode]
-        profile = self._profile(name, engine, {tensor: tensors[tensor].shape for tensor in inputs})
+        shaped = [tensor for tensor in inputs if -1 in tuple(engine.get_tensor_shape(tensor))]
+        profile = self._profile(name, engine, {tensor: tensors[tensor].shape for tensor in shaped})
         context = self._context(name, engine, profile, stream)
         bound = [(tensor, tensors[tensor].address) for tensor in names]
-        shapes = [(tensor, tensors[tensor].shape) for tensor in inputs]
+        shapes = [(tensor, tensors[tensor].shape) for tensor in shaped]
 
         def run() -> None:
             for tensor, shape in shapes:
@@ -68,7 +69,7 @@ class TensorRtEngines:
 
     def _engine(self, name: str) -> Any:
         if name not in self._engines:
-            path = self._folder / name
+            path = self._folder / f"{name}.engine"
             try:
                 data = path.read_bytes()
             except OSError as error:

@@ -33,9 +33,9 @@ def segment_profiles(graph: Path, tokens: tuple[int, ...], chunk: int) -> list[S
     one is."""
     trees: list[Sizes] = [{"S": point(count), "R": point(count)} for count in tokens]
     prefill: Sizes = {"S": point(chunk), "R": point(1)}
-    if graph.name == MTP_OUT:
+    if graph.stem == MTP_OUT:
         return trees  # of a prompt only keys and values are wanted
-    if graph.name == MTP_IN:
+    if graph.stem == MTP_IN:
         pool = point(WAITING + DRAFT_TAIL)
         return [*({**sizes, "T": pool} for sizes in trees), {**prefill, "T": point(chunk + 1)}]
     return [*trees, prefill]
@@ -44,7 +44,7 @@ def segment_profiles(graph: Path, tokens: tuple[int, ...], chunk: int) -> list[S
 def device_layout(recipe: Recipe, spec: ModelSpec, context: int, *, slots: int = 1, spare: int = 0) -> Layout:
     """What an executor's buffers are made for; `spare` pages can be published beside those of the slots.
 
-    `recipe` is one of the split form.
+    `recipe` is one of the split or the plugin form.
     """
     assert recipe.tensorrt is not None
     max_pages = -(-context // recipe.block_tokens)
@@ -71,9 +71,18 @@ def kernel_file(kernel: Kernel, sizes: kernel_sizes.Sizes, arch: str) -> str:
 
 
 def write_kernels(
-    folder: Path, spec: ModelSpec, layout: Layout, splits: int, arch: str, progress: Progress | None
+    folder: Path,
+    spec: ModelSpec,
+    layout: Layout,
+    splits: int,
+    arch: str,
+    engine: str | None,
+    progress: Progress | None,
 ) -> dict[str, str]:
     """Compile what an executor of `layout` launches into `folder`, where the kernels' weights are.
+
+    Args:
+        engine: that has the kernels of a tree's step, see `DeviceExecutor`.
 
     Returns:
         file → hash of source, sizes and architecture, for the manifest.
@@ -82,7 +91,7 @@ def write_kernels(
         ConfigError: NVRTC is missing, or a kernel cannot be compiled for these sizes.
     """
     device = SymbolicDevice()
-    executor = DeviceExecutor(device, folder, spec, layout, splits=splits, fingerprint="")
+    executor = DeviceExecutor(device, folder, spec, layout, splits=splits, fingerprint="", engine=engine)
     exercise(executor)
     wanted = {kernel_file(kernel, sizes, arch): (kernel, sizes) for kernel, sizes in device.launches()}
     (folder / KERNELS).mkdir()

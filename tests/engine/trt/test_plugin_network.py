@@ -22,6 +22,7 @@ from edgellm.engine.device.stitch import stitch
 from edgellm.engine.device.symbolic import SymbolicDevice
 from edgellm.engine.ort_session import open_session
 from edgellm.engine.tensorrt import DeviceExecutor
+from edgellm.engine.trt import plugins
 from edgellm.engine.trt.plugin_network import connect, write_side_by_side
 from edgellm.errors import ExecutionError
 from edgellm.graph.encodings import WeightFormat
@@ -194,13 +195,13 @@ def spec(nvfp4_checkpoint: Path) -> Any:
 
 def verify_network(executor: DeviceExecutor) -> Stitched:
     """Of the step over 16 nodes, first turn."""
-    memory, step = executor._memory[0], executor._trees[16]
-    return stitch(step.inner(memory, *memory.capsules), [memory.hidden])
+    memory = executor.slots[0]
+    return executor.trees[16].network(memory, *memory.capsules)
 
 
 def arrays(executor: DeviceExecutor, planned: Stitched) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `planned`'s inputs and outputs are in the program of an executor without addresses."""
-    memory, step = executor._memory[0], executor._trees[16]
+    memory, step = executor.slots[0], executor.trees[16]
     inputs, outputs = {}, {}
     for node, operation in zip(planned.nodes, step.inner(memory, *memory.capsules), strict=True):
         assert not isinstance(operation, Copy)
@@ -241,10 +242,48 @@ def test_the_network_computes_what_the_program_does(segments: Path, spec: Any) -
     np.testing.assert_array_equal(made["head.logits"][4], rows.row(4))
 
 
+def test_the_engine_is_made_from_a_bundles_folder(
+    segments: Path, spec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan, graph, PTX and connections; TensorRT's compiler is the stand-in."""
+    pytest.importorskip("cuda.bindings.nvrtc", reason="needs the extra kernels")
+    ptx: list[bytes] = []
+
+    def register(kernel: Kernel, sizes: Any, api: Any, binary: bytes) -> Any:
+        ptx.append(binary)
+        return reference_plugin(kernel, sizes)
+
+    monkeypatch.setattr(plugins.plugins, "register", register)
+    built: list[Network] = []
+
+    class Compiler:
+        def compile(self, graph: Path, out: Path, profiles: Any, put: Any) -> str:
+            assert profiles == []  # every size is fixed
+            built.append(Network())
+            built[0].parse(segments, graph)
+            put(built[0])
+            return "layers"
+
+    step = plugins.planned_step(segments, spec, LAYOUT, 2)
+    compiler: Any = Compiler()
+    layers, hashes = plugins.compile_plugins(compiler, API, step, segments, tmp_path / "verify.engine", "sm_110a")
+    assert layers == "layers"
+    assert {name.rpartition("_")[0] for name in hashes} == {
+        "gdn_prep",
+        "gdn_tree_verify",
+        "attn_prep",
+        "tree_attn_partial",
+        "tree_attn_reduce",
+    }
+    assert all(binary.lstrip().startswith(b"//") and b".version 9.0" in binary for binary in ptx)
+    assert {tensor.name for tensor in built[0].inputs} == set(step.inputs)
+    assert {tensor.name for tensor in built[0].outputs} == set(step.outputs)
+
+
 def test_names_do_not_depend_on_turn_or_slot(segments: Path, spec: Any) -> None:
     executor = DeviceExecutor(SymbolicDevice(), segments, spec, LAYOUT, splits=2, fingerprint="")
-    memory, step = executor._memory[0], executor._trees[16]
-    turns = [stitch(step.inner(memory, *memory.capsules[::way]), [memory.hidden]) for way in (1, -1)]
+    memory, step = executor.slots[0], executor.trees[16]
+    turns = [step.network(memory, *memory.capsules[::way]) for way in (1, -1)]
     assert list(turns[0].inputs) == list(turns[1].inputs)
     assert list(turns[0].outputs) == list(turns[1].outputs)
     assert turns[0].inputs["cap_k.0"] != turns[1].inputs["cap_k.0"]

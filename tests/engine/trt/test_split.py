@@ -87,7 +87,7 @@ def test_what_is_opened_answers(built: Path, bundle: Bundle, nvfp4_checkpoint: P
     driver = HostDriver()
 
     def make(bundle: Bundle) -> CudaDevice:
-        return CudaDevice(lambda _: _Renamed(tmp_path, driver), driver.binary, driver=driver)
+        return CudaDevice(lambda _: HostEngines(tmp_path, driver), driver.binary, driver=driver)
 
     assert bundle.manifest.device is not None
     wide: Any = replace(bundle.manifest.device, activations="f32")
@@ -97,11 +97,6 @@ def test_what_is_opened_answers(built: Path, bundle: Bundle, nvfp4_checkpoint: P
     rows = executor.advance([Chunk(0, list(range(40)), True)])
     assert np.isfinite(rows.row(0)).all()
     executor.close()
-
-
-class _Renamed(HostEngines):
-    def prepare(self, name: str, tensors: Any, stream: int) -> Any:
-        return super().prepare(name.replace(".engine", ".onnx"), tensors, stream)
 
 
 def test_memory_is_planned_before_anything_is_taken(bundle: Bundle) -> None:
@@ -148,8 +143,9 @@ def test_settings_out_of_range(bundle: Bundle) -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"kv": "bf16"}, "kv must be fp8 in the split form"),
+        ({"kv": "bf16"}, "kv must be fp8 in the form split"),
         ({"block_tokens": 16}, "block_tokens must be a multiple of 32"),
+        ({"tensorrt": replace(RECIPE.tensorrt, form="plugins")}, "plugins needs target tensorrt"),
         ({"tree_nodes": 8}, r"tensorrt.profiles must be \[1, 8\]"),
     ],
 )
