@@ -82,6 +82,9 @@ def build(
     revision: Annotated[str | None, typer.Option(help="Repository revision to pin.")] = None,
     offline: Annotated[bool, typer.Option(help="Use only files that are already downloaded.")] = False,
     force: Annotated[bool, typer.Option(help="Replace an existing bundle.")] = False,
+    self_check: Annotated[
+        bool, typer.Option(help="Of target tensorrt: compare first tokens with the CPU when it is built.")
+    ] = True,
 ) -> None:
     """Build an engine bundle from a checkpoint."""
     from edgellm.checkpoint.hub import resolve
@@ -102,6 +105,17 @@ def build(
     for warning in source.warnings:
         err.print(f"note: {warning}", markup=False, soft_wrap=True)
     err.print(f"built {out} by recipe {name}; {peak}", markup=False, soft_wrap=True)
+    if self_check and chosen.target == "tensorrt" and chosen.tensorrt is not None and chosen.tensorrt.form != "whole":
+        from edgellm.engine.self_check import MOST_DIVERGENCE, check_bundle
+
+        with err.status("self-check: first tokens on the GPU and on the CPU"):
+            found = check_bundle(out, source)
+        err.print(
+            f"self-check: divergence {found.divergence:.4f} nats (limit {MOST_DIVERGENCE}), same best token in "
+            f"{found.agreement:.0%} of the rows, logits differ by {found.largest:.2f} standard deviations at most"
+        )
+        if not found.passed:
+            raise EdgeLLMError(f"{out} answers otherwise than the CPU: do not use it")
 
 
 app.command()(quantize)

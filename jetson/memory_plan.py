@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from edgellm.checkpoint.spec import ModelSpec
+from edgellm.engine.recipe import EngineForm
 from edgellm.engine.trt.memory_plan import BASE, COPIES
 from edgellm.errors import ConfigError
 from edgellm.jetson.precision import Part, Precision
@@ -55,6 +56,7 @@ class Workload:
         chunk: most tokens of a prefill step.
         block_tokens: tokens of a KV block.
         repeated: parts of the weights that engines hold more than once → how often more.
+        form: in which the engines are built.
 
     Raises:
         ConfigError: a field is not positive (`snapshots`, `cached`: negative).
@@ -68,6 +70,7 @@ class Workload:
     chunk: int = 1024
     block_tokens: int = 64
     repeated: Mapping[Part, int] = field(default_factory=dict)
+    form: EngineForm = "whole"
 
     def __post_init__(self) -> None:
         for name in ("context", "slots", "nodes", "chunk", "block_tokens"):
@@ -187,7 +190,7 @@ def plan_memory(
         largest_context=min(blocks * block, spec.max_positions),
         most_slots=most(_MOST, lambda n: replace(workload, slots=n)),
         most_snapshots=most(_MOST, lambda n: replace(workload, snapshots=n)),
-        build_bytes=_build_bytes(spec, precision),
+        build_bytes=_build_bytes(spec, precision, workload.form),
     )
 
 
@@ -198,11 +201,18 @@ def largest_contexts(
     return {n: plan_memory(spec, precision, replace(workload, slots=n), **memory).largest_context for n in slots}
 
 
-def _build_bytes(spec: ModelSpec, precision: Precision) -> int:
-    """What the builder asks for: `COPIES` of the largest engine's weights (decoder or MTP layer), and `BASE`."""
+def _build_bytes(spec: ModelSpec, precision: Precision, form: EngineForm) -> int:
+    """What the builder asks for: `COPIES` of the largest engine's weights, and `BASE`.
+
+    That engine is the decoder or the MTP layer with embedding and head; in the split form a layer, embedding or head.
+    """
     sizes = precision.weight_bytes(spec)
-    mtp = sizes["mtp"] + sizes["embeddings"] + sizes["head"]
-    return int(COPIES * max(sum(sizes.values()) - sizes["mtp"], mtp)) + BASE
+    mtp, embeddings, head = sizes["mtp"], sizes["embeddings"], sizes["head"] or sizes["embeddings"]
+    largest = max(sum(sizes.values()) - mtp, mtp + embeddings + sizes["head"])
+    if form == "split":
+        mixers = (sizes["gdn"] / max(len(spec.linear_layers), 1), sizes["attention"] / max(len(spec.full_layers), 1))
+        largest = max(int(max(mixers) + sizes["mlp"] / len(spec.layers)), embeddings, head, mtp)
+    return int(COPIES * largest) + BASE
 
 
 def _sum(spec: ModelSpec, precision: Precision, workload: Workload) -> int:

@@ -23,6 +23,7 @@ from edgellm.graph.tree import MAX_TREE
 Target = Literal["ort-cpu", "tensorrt", "tensorrt-rtx"]
 KvForm = Literal["f32", "fp8", "bf16", "f16"]
 HalfPrecision = Literal["bf16", "f16"]
+EngineForm = Literal["whole", "split", "plugins"]
 MAX_CONTEXT: Final = 1 << 24
 PAGE_TILE: Final = 32  # tokens that attention kernels read at a time
 _ORT_ONLY: Final = ("precision", "block_size", "accuracy_level", "activations")
@@ -40,14 +41,14 @@ class TensorRtRecipe:
     # "whole": one engine per graph, TensorRT's own kernels only; "split": an engine between any two token mixings, with
     # this library's kernels there, which is what the device executor runs; "plugins": the same, and one engine for the
     # step over a tree, which has its kernels as plugins.
-    form: Literal["whole", "split", "plugins"] = "whole"
+    form: EngineForm = "whole"
     activations: HalfPrecision = "bf16"  # and the residual stream, and matrices that are not quantized
     profiles: tuple[int, ...] = (2, MAX_TREE)  # tokens of a verify or draft that kernels are chosen for
     side_by_side_fusion: bool = True  # False: what TensorRT 10.13 needs on sm_110
     splits: int = 10  # parts that attention cuts a context into (split form): with the KV heads, twice the GPU's SMs
 
     def __post_init__(self) -> None:
-        _choice("tensorrt.form", self.form, ("whole", "split", "plugins"))
+        _choice("tensorrt.form", self.form, get_args(EngineForm))
         _integer("tensorrt.splits", self.splits, 1, 64)
         _choice("tensorrt.activations", self.activations, get_args(HalfPrecision))
         if not isinstance(self.compute_capability, str) or not re.fullmatch(r"SM\d{2,3}", self.compute_capability):

@@ -7,6 +7,9 @@ tokens, and the figures are the measured ones whether or not they pass.
 
 from __future__ import annotations
 
+import math
+import shutil
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -16,15 +19,19 @@ from numpy.typing import NDArray
 
 from edgellm.checkpoint.reader import Checkpoint
 from edgellm.engine.base import Chunk, Executor, TokenTree
+from edgellm.engine.bundle import Bundle
 from edgellm.engine.device.emulated import EmulatedDevice
 from edgellm.engine.device.memory import Layout
+from edgellm.engine.device.opening import open_device, plan_layout
 from edgellm.engine.tensorrt import DeviceExecutor
+from edgellm.errors import ConfigError
 from edgellm.graph.encodings import WeightFormat
 from edgellm.graph.lowering.ort import OrtOps
 from edgellm.graph.segments import KERNEL_WEIGHTS, build_segments, save_kernel_weights
 
 MOST_DIVERGENCE: Final = 0.05  # nats, mean over the rows
 _TOKENS: Final = 16  # of the prompt and of the tree
+_CONTEXT: Final = 256  # tokens that are more than enough for both
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,27 @@ class SelfCheck:
         return self.divergence < MOST_DIVERGENCE
 
 
+def check_bundle(path: Path, source: Checkpoint) -> SelfCheck:
+    """Open the bundle `path` on this machine's GPU and compare it with `source`, from which it was built.
+
+    Raises:
+        BundleError, ConfigError: it cannot be opened here, or the disk has no room for the CPU's side.
+        ExecutionError: a run failed.
+    """
+    bundle = Bundle.open(path)
+    context = min(bundle.manifest.context, _CONTEXT)
+    layout = plan_layout(bundle, 1, context, speculation=True, cache_bytes=0)
+    needed, free = _cpu_bytes(source), shutil.disk_usage(path).free
+    if free < needed:
+        raise ConfigError(f"{path}: the self-check needs {needed} bytes of disk for a while, {free} are free")
+    executor = open_device(bundle, slots=1, context=context, speculation=True, cache_bytes=0)
+    try:
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.check-") as scratch:
+            return check_device(executor, source, layout, Path(scratch))
+    finally:
+        executor.close()
+
+
 def check_device(executor: Executor, source: Checkpoint, layout: Layout, scratch: Path) -> SelfCheck:
     """Compare `executor` with the CPU; its slot 0 is left empty.
 
@@ -55,9 +83,7 @@ def check_device(executor: Executor, source: Checkpoint, layout: Layout, scratch
         layout: of the device.
         scratch: an empty folder on a disk with room for the model in 8-bit codes (1.25 bytes a weight).
     """
-    with_scales = bool(source.kv_scales)
-    form = WeightFormat("nvfp4", accuracy_level=0, activations="nvfp4" if with_scales else "f32")
-    build_segments(OrtOps(source, form), scratch, np.float32)
+    build_segments(OrtOps(source, WeightFormat("nvfp4", accuracy_level=0, activations="nvfp4")), scratch, np.float32)
     save_kernel_weights(source, scratch / KERNEL_WEIGHTS, layout.max_pages * layout.page, source.kv_scales)
     small = replace(layout, io="f32", slots=1, pages=layout.max_pages)
     cpu = DeviceExecutor(
@@ -81,6 +107,16 @@ def compare(expected: NDArray[np.float32], found: NDArray[np.float32]) -> SelfCh
     )
 
 
+def _cpu_bytes(source: Checkpoint) -> int:
+    """Of the model as the CPU's side stores it: NVFP4 in 8-bit codes with a float32 scale for 16, else float32."""
+    shapes = source.spec.expected_tensors()
+    return sum(int(math.prod(shape) * (1.25 if _is_nvfp4(source, name) else 4)) for name, shape in shapes.items())
+
+
+def _is_nvfp4(source: Checkpoint, name: str) -> bool:
+    return name in source.matrices and source.kind(name) == "nvfp4"
+
+
 def _rows(executor: Executor, vocab: int) -> NDArray[np.float32]:
     """Logits after a prompt and of every node of a tree behind it."""
     tokens = [int(token) for token in np.random.default_rng(0).integers(0, vocab, 2 * _TOKENS)]
@@ -95,6 +131,7 @@ def _rows(executor: Executor, vocab: int) -> NDArray[np.float32]:
 
 
 def _log_softmax(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    shifted = rows - rows.max(axis=1, keepdims=True)
-    result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    with np.errstate(invalid="ignore"):  # what is not finite stays so
+        shifted = rows - rows.max(axis=1, keepdims=True)
+        result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     return result

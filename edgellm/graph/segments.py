@@ -16,7 +16,8 @@ its rows after the MTP norm.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,25 +42,24 @@ from edgellm.graph.rope import rope_angles
 from edgellm.graph.source import Source, vector
 from edgellm.graph.weight_file import WeightFile
 
-EMBED: Final = "embed.onnx"
-HEAD: Final = "head.onnx"
-MTP_IN: Final = "mtp_in.onnx"
-MTP_OUT: Final = "mtp_out.onnx"
+EMBED: Final = "embed"
+HEAD: Final = "head"
+MTP_IN: Final = "mtp_in"
+MTP_OUT: Final = "mtp_out"
 KERNEL_WEIGHTS: Final = "kernels.safetensors"
 
 
-def segment_file(index: int) -> str:
+def segment_name(index: int) -> str:
     """Name of segment `index`; there is one more than layers."""
-    return f"segment_{index:02d}.onnx"
+    return f"segment_{index:02d}"
 
 
 def is_result(segment: str, name: str) -> bool:
-    """Whether the segment with this file name makes the tensor `name`, rather than takes it."""
-    match segment.partition(".")[0]:
-        case "embed":
-            return name == "embedded"
-        case "head":
-            return name == "logits"
+    """Whether the segment makes the tensor `name`, rather than takes it."""
+    if segment == EMBED:
+        return name == "embedded"
+    if segment == HEAD:
+        return name == "logits"
     return name not in ("residual", "mixed", "side", "embedded", "hidden_pool", "hidden_rows")
 
 
@@ -94,7 +94,7 @@ def add_head(g: GraphBuilder, ops: Ops, dtype: DTypeLike) -> None:
 
 
 def add_segment(g: GraphBuilder, lowering: Lowering, index: int, dtype: DTypeLike) -> None:
-    """Add segment `index`."""
+    """Add segment `index` of the layers."""
     spec = lowering.ops.source.spec
     if index == 0:
         residual, update = g.input("residual", dtype, [1, "S", spec.hidden]), ""
@@ -132,27 +132,19 @@ def build_segments(ops: Ops, out_dir: Path, dtype: DTypeLike) -> tuple[Path, ...
     paths: list[Path] = []
     with WeightFile(out_dir / "weights.bin") as file:
 
-        def save(g: GraphBuilder, name: str) -> None:
-            g.save(out_dir / name)
-            paths.append(out_dir / name)
+        def save(name: str, add: Callable[[GraphBuilder], None]) -> None:
+            g = GraphBuilder(name, file)
+            add(g)
+            paths.append(out_dir / f"{name}.onnx")
+            g.save(paths[-1])
 
-        g = GraphBuilder("embed", file)
-        add_embed(g, ops, dtype)
-        save(g, EMBED)
+        save(EMBED, lambda g: add_embed(g, ops, dtype))
         for index in range(len(spec.layers) + 1):
-            g = GraphBuilder(f"segment_{index}", file)
-            add_segment(g, lowering, index, dtype)
-            save(g, segment_file(index))
-        g = GraphBuilder("head", file)
-        add_head(g, ops, dtype)
-        save(g, HEAD)
+            save(segment_name(index), partial(add_segment, lowering=lowering, index=index, dtype=dtype))
+        save(HEAD, lambda g: add_head(g, ops, dtype))
         if spec.mtp_layers:
-            g = GraphBuilder("mtp_in", file)
-            add_mtp_in(g, lowering, dtype)
-            save(g, MTP_IN)
-            g = GraphBuilder("mtp_out", file)
-            add_mtp_out(g, lowering, dtype)
-            save(g, MTP_OUT)
+            save(MTP_IN, lambda g: add_mtp_in(g, lowering, dtype))
+            save(MTP_OUT, lambda g: add_mtp_out(g, lowering, dtype))
     return tuple(paths)
 
 

@@ -139,6 +139,10 @@ def test_the_plan_of_a_build_is_the_builders(tmp_path: Path) -> None:
     made = plan_memory(source.spec, checkpoint_precision(source), Workload(64, 1, 0), memory_bytes=THOR)
     small = made.build_bytes - BASE
     assert small == pytest.approx(plan_build(source, 0).memory - BASE, rel=0.02)
+    load = Workload(64, 1, 0, form="split")
+    split = plan_memory(source.spec, checkpoint_precision(source), load, memory_bytes=THOR).build_bytes
+    assert split < made.build_bytes
+    assert split - BASE == pytest.approx(plan_build(source, 0, form="split").memory - BASE, rel=0.02)
 
 
 def test_what_the_system_keeps_is_not_used() -> None:

@@ -152,7 +152,8 @@ def plan_engines(source: Checkpoint, recipe: Recipe, context: int, out: Path) ->
                 f"is {gpu.capability}"
             )
     plan = EnginePlan(api, source, recipe, form, context, out.with_name(f"{out.name}.timing"))
-    check_room(plan_build(source, context, ahead_of_time=plan.ahead_of_time), existing(out.parent))
+    needs = plan_build(source, context, ahead_of_time=plan.ahead_of_time, form=form.form)
+    check_room(needs, existing(out.parent))
     return plan
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 import psutil
 
+from edgellm.engine.recipe import EngineForm
 from edgellm.errors import ConfigError
 from edgellm.graph.source import Source
 
@@ -33,25 +34,37 @@ class BuildNeeds:
     disk: int
 
 
-def plan_build(source: Source, rope_rows: int, *, ahead_of_time: bool = False) -> BuildNeeds:
+def plan_build(
+    source: Source, rope_rows: int, *, ahead_of_time: bool = False, form: EngineForm = "whole"
+) -> BuildNeeds:
     """What building the engines of a checkpoint takes.
 
     Args:
         rope_rows: rows of the RoPE tables.
         ahead_of_time: whether no GPU takes part in the build.
+        form: see `edgellm.engine.recipe.TensorRtRecipe`.
     """
     sizes = {
         name: math.ceil(math.prod(shape) * _BYTES.get(source.kind(name), 2.0))
         for name, shape in source.spec.expected_tensors().items()
         if len(shape) == 2
     }
-    rope = rope_rows * source.spec.attention.rotary_dim * 4
+    rope = rope_rows * source.spec.attention.rotary_dim * 4 if form == "whole" else 0
     mtp = sum(size for name, size in sizes.items() if name.startswith("mtp."))
     embedding, head = sizes["embed_tokens.weight"], sizes.get("lm_head.weight", 0)
     decoder = sum(sizes.values()) - mtp + rope
-    engines = {"verify": decoder, "prefill": decoder, "commit": 0}
-    if source.spec.mtp_layers:
-        engines["mtp"] = mtp + embedding + head + rope
+    if form == "whole":
+        engines = {"verify": decoder, "prefill": decoder, "commit": 0}
+        if source.spec.mtp_layers:
+            engines["mtp"] = mtp + embedding + head + rope
+    else:
+        engines = {"embed": embedding, "head": head or embedding, "mtp": mtp}
+        for name, size in sizes.items():  # a segment has less than two halves of layers
+            if name.startswith("layers."):
+                layer = f"segment {name.split('.')[1]}"
+                engines[layer] = engines.get(layer, 0) + size
+        if form == "plugins":
+            engines["verify"] = decoder
     weights = sum(sizes.values()) + rope  # the graphs' file, removed at the end
     copies = AHEAD_OF_TIME_COPIES if ahead_of_time else COPIES
     return BuildNeeds(engines, int(copies * max(engines.values())) + BASE, weights + sum(engines.values()))

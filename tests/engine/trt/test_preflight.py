@@ -139,6 +139,9 @@ def test_memory_and_disk_are_counted_before_the_start(nvfp4_checkpoint: Path, tm
     assert needs.engines["verify"] == decoder + 1024 * 16 * 4  # cosines and sines of 8 angles, float32
     assert needs.memory == int(needs.engines["verify"] * COPIES) + BASE
     assert plan_build(source, 1024, ahead_of_time=True).memory < needs.memory
+    split = plan_build(source, 1024, form="split")
+    assert split.engines.keys() >= {"embed", "head", "mtp", "segment 0"}
+    assert (sum(split.engines.values()), split.memory < needs.memory) == (split.disk // 2, True)  # graphs, engines
     check_room(needs, tmp_path, available=needs.memory, free=needs.disk)
     with pytest.raises(ConfigError, match=rf"needs {needs.memory} bytes of memory .*, {needs.memory - 1} bytes"):
         check_room(needs, tmp_path, available=needs.memory - 1, free=needs.disk)
