@@ -27,7 +27,8 @@ OPERANDS: Final = ("q", "k", "v", "log_decay", "beta")
 def draw(rng: np.random.Generator, shape: Sequence[int], likeness: float = 0.0) -> NDArray[np.float64]:
     """Normal numbers; all vectors along the last axis share a direction to the degree `likeness` (1: are equal)."""
     common = rng.standard_normal(shape[-1])
-    return likeness * common + (1 - likeness**2) ** 0.5 * rng.standard_normal(shape)
+    vectors: NDArray[np.float64] = likeness * common + (1 - likeness**2) ** 0.5 * rng.standard_normal(shape)
+    return vectors
 
 
 # -- trees

@@ -28,7 +28,8 @@ from edgellm.kernels.spec import CONTEXT, COUNT, TAIL_START, Kernel, empty_tenso
 
 _FEW_TOKENS: Final = 5  # of which trees are made, so that children match what is said
 _NOBODY: Final = -12345  # parent of a row that means nothing
-_LIKE: Final = {"likeness": 0.5, "sharpness": 2.0}  # keys in common, weights that differ
+_LIKENESS: Final = 0.5  # of keys
+_SHARPNESS: Final = 2.0  # of queries: weights that differ
 
 
 def kernel_inputs(
@@ -116,7 +117,11 @@ def _attn_prep(kernel: Kernel, sizes: Sizes, t: Arrays, rng: np.random.Generator
 
 def _tree_attn_partial(kernel: Kernel, sizes: Sizes, t: Arrays, rng: np.random.Generator) -> None:
     context, count, start = (int(t["control"][at]) for at in (CONTEXT, COUNT, TAIL_START))
-    t.update(attention_tensors(kernel, sizes, rng, context=context, count=count, start=start, **_LIKE))
+    t.update(
+        attention_tensors(
+            kernel, sizes, rng, context=context, count=count, start=start, likeness=_LIKENESS, sharpness=_SHARPNESS
+        )
+    )
     t["ancestors"][: start + count] = ancestors(random_tree(rng, start + count), sizes.words)
 
 
@@ -131,7 +136,18 @@ def _tree_attn_reduce(kernel: Kernel, sizes: Sizes, t: Arrays, rng: np.random.Ge
 
 def _attn_prefill(kernel: Kernel, sizes: Sizes, t: Arrays, rng: np.random.Generator) -> None:
     context, count = (int(t["control"][at]) for at in (CONTEXT, COUNT))
-    t.update(attention_tensors(kernel, sizes, rng, context=context, count=count, stored=context + count, **_LIKE))
+    t.update(
+        attention_tensors(
+            kernel,
+            sizes,
+            rng,
+            context=context,
+            count=count,
+            stored=context + count,
+            likeness=_LIKENESS,
+            sharpness=_SHARPNESS,
+        )
+    )
 
 
 def _kv_copies(kernel: Kernel, sizes: Sizes, t: Arrays, rng: np.random.Generator) -> None:
