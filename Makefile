@@ -18,13 +18,13 @@ $(VENV)/.installed: pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $@
 
-# TensorRT's Python package, read by tests and not installed: its library needs a GPU. Without network they skip.
+# TensorRT's Python package and its stubs, read by tests and not installed: its library needs a GPU. Without network they skip.
 TENSORRT := .cache/tensorrt/.downloaded
 $(TENSORRT): $(VENV)/.installed
 	mkdir -p $(@D)
-	for release in 10.13.3.9 10.16.1.11 11.4.0.106; do \
+	for wheel in tensorrt-stubs==10.13.0.35.1 $(addprefix tensorrt-cu13-bindings==,10.13.3.9 10.16.1.11 11.4.0.106); do \
 	  $(BIN)/python -m pip download --quiet --no-deps --platform manylinux_2_28_x86_64 --python-version 311 \
-	    --dest $(@D) tensorrt-cu13-bindings==$$release || { echo 'tests of TensorRT plugins will skip'; exit 0; }; \
+	    --dest $(@D) $$wheel || { echo 'tests of TensorRT plugins and stubs will skip'; exit 0; }; \
 	done; touch $@
 
 $(BUNDLE)/manifest.json: $(VENV)/.installed $(wildcard edgellm/models/$(MODEL)/* edgellm/engine/*.py edgellm/graph/*.py edgellm/graph/*/*.py)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import onnx
 from onnx.compose import add_prefix
@@ -17,12 +17,14 @@ from onnx.compose import add_prefix
 from edgellm.engine.device.base import Buffer, Launch
 from edgellm.engine.device.stitch import Network as Stitched
 from edgellm.engine.device.stitch import Node
+from edgellm.engine.trt.api import Api, Network, Tensor
 from edgellm.errors import ExecutionError
 from edgellm.kernels.sizes import Sizes
 from edgellm.kernels.spec import Kernel, Param
 
 SIDE_BY_SIDE: Final = "segments.onnx"
 
+_Item = TypeVar("_Item")
 Plugin = Callable[..., Any]
 Plugins = Callable[[Kernel, Sizes], Plugin]
 
@@ -56,7 +58,7 @@ def write_side_by_side(folder: Path, stitched: Stitched, tokens: int) -> Path:
     return path
 
 
-def connect(network: Any, api: Any, stitched: Stitched, plugins: Plugins) -> None:
+def connect(network: Network, api: Api, stitched: Stitched, plugins: Plugins) -> None:
     """Turn the parsed `SIDE_BY_SIDE` graph in `network` into the network of `stitched`.
 
     Args:
@@ -72,15 +74,15 @@ def connect(network: Any, api: Any, stitched: Stitched, plugins: Plugins) -> Non
     for tensor in results.values():
         network.unmark_output(tensor)
     tensors = {name: _declared(network, api, name, buffer) for name, buffer in stitched.inputs.items()}
-    sources: dict[str, Any] = {}  # placeholder → what stands in its place
+    sources: dict[str, Tensor] = {}  # placeholder → what stands in its place
     for node in stitched.nodes:
         if isinstance(node.operation, Launch):
             _add_plugin(network, node, node.operation, tensors, plugins)
             continue
-        for name, tensor in node.inputs.items():
-            sources[f"{_stem(node)}/{name}"] = _shaped(network, tensors[tensor], node.operation.tensors[name].shape)
-        for name, tensor in node.outputs.items():
-            tensors[tensor] = _found(results, f"{_stem(node)}/{name}")
+        for name, value in node.inputs.items():
+            sources[f"{_stem(node)}/{name}"] = _shaped(network, tensors[value], node.operation.tensors[name].shape)
+        for name, value in node.outputs.items():
+            tensors[value] = _found(results, f"{_stem(node)}/{name}")
     for layer in _each(network.get_layer, network.num_layers):
         for place in range(layer.num_inputs):
             given = layer.get_input(place)
@@ -94,12 +96,7 @@ def connect(network: Any, api: Any, stitched: Stitched, plugins: Plugins) -> Non
         network.mark_output(made)
 
 
-def bindings(stitched: Stitched) -> Mapping[str, Buffer]:
-    """The buffers of the engine's inputs and outputs by name."""
-    return {**stitched.inputs, **stitched.outputs}
-
-
-def _add_plugin(network: Any, node: Node, launch: Launch, tensors: dict[str, Any], plugins: Plugins) -> None:
+def _add_plugin(network: Network, node: Node, launch: Launch, tensors: dict[str, Tensor], plugins: Plugins) -> None:
     kernel, sizes = launch.kernel, launch.sizes
     given = [param for param, writable in kernel.pointers if not writable]
     inputs = [_shaped(network, tensors[node.inputs[param.name]], param.shape(sizes)) for param in given]
@@ -115,7 +112,7 @@ def _written(kernel: Kernel) -> list[Param]:
     return [param for param, writable in kernel.pointers if writable]
 
 
-def _declared(network: Any, api: Any, name: str, buffer: Buffer) -> Any:
+def _declared(network: Network, api: Api, name: str, buffer: Buffer) -> Tensor:
     types = {
         "bfloat16": "BF16",
         "float16": "HALF",
@@ -127,7 +124,7 @@ def _declared(network: Any, api: Any, name: str, buffer: Buffer) -> Any:
     return network.add_input(name, getattr(api.DataType, types[buffer.dtype.name]), buffer.shape)
 
 
-def _shaped(network: Any, tensor: Any, shape: Sequence[int]) -> Any:
+def _shaped(network: Network, tensor: Tensor, shape: Sequence[int]) -> Tensor:
     """The tensor with this shape: the one it has, or by a layer that moves nothing."""
     if tuple(tensor.shape) == tuple(shape):
         return tensor
@@ -136,7 +133,7 @@ def _shaped(network: Any, tensor: Any, shape: Sequence[int]) -> Any:
     return layer.get_output(0)
 
 
-def _found(known: Mapping[str, Any], name: str) -> Any:
+def _found(known: Mapping[str, Tensor], name: str) -> Tensor:
     if name not in known:
         raise ExecutionError(f"the parsed segments have no tensor {name!r}")
     return known[name]
@@ -147,5 +144,5 @@ def _stem(node: Node) -> str:
     return node.operation.engine
 
 
-def _each(get: Callable[[int], Any], count: int) -> list[Any]:
+def _each(get: Callable[[int], _Item], count: int) -> list[_Item]:
     return [get(index) for index in range(count)]

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from edgellm.engine.device.cuda import CudaBuffer
-from edgellm.engine.trt.api import load_api
+from edgellm.engine.trt.api import Api, Context, Engine, load_api
 from edgellm.errors import ConfigError, ExecutionError
 
 
@@ -23,13 +22,13 @@ class TensorRtEngines:
         allocate: bytes → address of device memory, for the scratch memory; freed by its owner.
     """
 
-    def __init__(self, folder: Path, target: str, allocate: Callable[[int], int], *, api: Any = None) -> None:
-        self._api: Any = load_api(target) if api is None else api
+    def __init__(self, folder: Path, target: str, allocate: Callable[[int], int], *, api: Api | None = None) -> None:
+        self._api = load_api(target) if api is None else api
         self._folder, self._allocate = folder, allocate
         self._logger = self._api.Logger(self._api.Logger.WARNING)
         self._runtime = self._api.Runtime(self._logger)
-        self._engines: dict[str, Any] = {}
-        self._contexts: dict[tuple[str, int], Any] = {}
+        self._engines: dict[str, Engine] = {}
+        self._contexts: dict[tuple[str, int], Context] = {}
         self._scratch, self._scratch_bytes = 0, 0
         self._used = 0
 
@@ -67,7 +66,7 @@ class TensorRtEngines:
         self._contexts.clear()
         self._engines.clear()
 
-    def _engine(self, name: str) -> Any:
+    def _engine(self, name: str) -> Engine:
         if name not in self._engines:
             path = self._folder / f"{name}.engine"
             try:
@@ -81,7 +80,7 @@ class TensorRtEngines:
             self._used += len(data)
         return self._engines[name]
 
-    def _profile(self, name: str, engine: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    def _profile(self, name: str, engine: Engine, shapes: Mapping[str, tuple[int, ...]]) -> int:
         """The profile whose ranges the input shapes are in."""
 
         def fits(profile: int) -> bool:
@@ -98,7 +97,7 @@ class TensorRtEngines:
                 return profile
         raise ConfigError(f"engine {name} has no profile for {dict(shapes)}")
 
-    def _context(self, name: str, engine: Any, profile: int, stream: int) -> Any:
+    def _context(self, name: str, engine: Engine, profile: int, stream: int) -> Context:
         key = name, profile
         if key not in self._contexts:
             strategy = self._api.ExecutionContextAllocationStrategy.USER_MANAGED
