@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from edgellm.engine.device.attention import TreeAttention
 from edgellm.engine.device.base import Buffer, Launch, Operation, Run
 from edgellm.engine.device.memory import DRAFT_TAIL, SlotMemory
-from edgellm.engine.device.steps import Model, PrefillStep, Rows, TreeAttention, embed, flat, score
+from edgellm.engine.device.rows import Model, Rows, embed, flat, score
+from edgellm.engine.device.steps import PrefillStep
 from edgellm.graph.segments import MTP_IN, MTP_OUT, side_of
 from edgellm.kernels.topk import DRAFT_TOPK
 from edgellm.kernels.tree import TREE_BUILD

@@ -21,7 +21,8 @@ from edgellm.engine.device.base import Buffer
 from edgellm.engine.device.draft_steps import DraftPrefillStep, DraftStep
 from edgellm.engine.device.memory import DRAFT_TAIL, WAITING, SlotMemory
 from edgellm.engine.device.programs import Programs, chain_positions, commit_rows, padded, write_control
-from edgellm.engine.device.steps import Model, PrefillStep
+from edgellm.engine.device.rows import Model
+from edgellm.engine.device.steps import PrefillStep
 
 _FIRST: Final = 1  # row 0 of the MTP layer belongs to no token
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from edgellm.engine.device.base import Array, Buffer, Device, Launch, Operation, Program
-from edgellm.engine.device.steps import Model
+from edgellm.engine.device.rows import Model
 from edgellm.kernels.attention import KV_COMMIT
 from edgellm.kernels.spec import CONTEXT, CONTROL, COUNT, FIRST, TAIL_START
 

@@ -16,7 +16,7 @@ from edgellm.engine.device.base import Array, Launch
 from edgellm.engine.device.memory import State
 from edgellm.engine.device.pages import PagePool
 from edgellm.engine.device.programs import Programs
-from edgellm.engine.device.steps import Model
+from edgellm.engine.device.rows import Model
 from edgellm.engine.payload import pack, unpack
 from edgellm.kernels.attention import KV_COPY_PAGE
 

@@ -29,8 +29,8 @@ PLUGIN_ENGINE: Final = "verify"
 def planned_step(folder: Path, spec: ModelSpec, layout: Layout, splits: int) -> Network:
     """What the executor of `layout` runs for a tree; `folder` has the kernels' weights."""
     executor = DeviceExecutor(SymbolicDevice(), folder, spec, layout, splits=splits, fingerprint="")
-    memory = executor.slots[0]
-    return executor.trees[layout.nodes].network(memory, *memory.capsules)
+    memory = executor.decoder.memory[0]
+    return executor.decoder.trees[layout.nodes].network(memory, *memory.capsules)
 
 
 def compile_plugins(

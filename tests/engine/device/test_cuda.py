@@ -33,7 +33,7 @@ def test_the_sources_and_graphs_answer_as_the_references(
     device: CudaDevice, driver: HostDriver, exact: Any, layout: Layout
 ) -> None:
     """A conversation step by step on both devices: prefill, trees, drafts, a restored prefix."""
-    spec = exact.executor._spec
+    spec = exact.executor.model.spec
     made = DeviceExecutor(device, exact.folder, spec, layout, splits=2, fingerprint="emulated")
     both = (made, exact.executor)
     tokens = [int(token) for token in np.random.default_rng(4).integers(0, 1024, 64)]
@@ -107,7 +107,7 @@ def test_wrong_calls_are_named(device: CudaDevice, exact: Any) -> None:
         device.upload(small, np.zeros(4, np.float32))
     with pytest.raises(ValueError, match="copy of 16 bytes into 8"):
         device.copy(small, small[:2])
-    sizes = exact.executor._model.sizes(16, 16)
+    sizes = exact.executor.model.sizes(16, 16)
     with pytest.raises(ConfigError, match=r"tree_build: parents is int32 \(4,\), not \(16,\)"):
         device.program([Launch(TREE_BUILD, sizes, {param.name: small for param in TREE_BUILD.params})])
 

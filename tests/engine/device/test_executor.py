@@ -136,7 +136,7 @@ def test_a_failed_run_breaks_its_slot_only(exact: Any, monkeypatch: pytest.Monke
         raise RuntimeError("the device is gone")
 
     with monkeypatch.context() as patch:
-        patch.setattr(executor._programs, "run", fail)
+        patch.setattr(executor.decoder.programs, "run", fail)
         with pytest.raises(ExecutionError, match=r"slots \[0\] failed: the device is gone"):
             executor.advance([Chunk(0, [1], False)])
     with pytest.raises(ExecutionError, match="reset or restore it first"):

@@ -26,7 +26,7 @@ def test_a_device_with_one_wrong_kernel_fails(
     executor: DeviceExecutor, quantized: Checkpoint, layout: Layout, tmp_path: Path
 ) -> None:
     """As after a miscompilation: one convolution has other weights."""
-    taps = executor._model.constants["taps.0"]
+    taps = executor.model.constants["taps.0"]
     executor._device.upload(taps, executor._device.download(taps)[::-1])
     assert not check_device(executor, quantized, layout, tmp_path).passed
 

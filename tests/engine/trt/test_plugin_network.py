@@ -195,13 +195,13 @@ def spec(nvfp4_checkpoint: Path) -> Any:
 
 def verify_network(executor: DeviceExecutor) -> Stitched:
     """Of the step over 16 nodes, first turn."""
-    memory = executor.slots[0]
-    return executor.trees[16].network(memory, *memory.capsules)
+    memory = executor.decoder.memory[0]
+    return executor.decoder.trees[16].network(memory, *memory.capsules)
 
 
 def arrays(executor: DeviceExecutor, planned: Stitched) -> tuple[dict[str, Any], dict[str, Any]]:
     """What `planned`'s inputs and outputs are in the program of an executor without addresses."""
-    memory, step = executor.slots[0], executor.trees[16]
+    memory, step = executor.decoder.memory[0], executor.decoder.trees[16]
     inputs, outputs = {}, {}
     for node, operation in zip(planned.nodes, step.inner(memory, *memory.capsules), strict=True):
         assert not isinstance(operation, Copy)
@@ -225,7 +225,7 @@ def test_the_network_computes_what_the_program_does(segments: Path, spec: Any) -
     executor.verify(tree)
     executor.reset(0)
     executor.advance([Chunk(0, list(range(40)), False)])
-    executor._slots[0].turn = 0
+    executor.decoder.slots[0].turn = 0
     inputs, outputs = arrays(executor, planned)
     before = {name: device.download(buffer) for name, buffer in inputs.items()}
     rows = executor.verify(tree)
@@ -282,7 +282,7 @@ def test_the_engine_is_made_from_a_bundles_folder(
 
 def test_names_do_not_depend_on_turn_or_slot(segments: Path, spec: Any) -> None:
     executor = DeviceExecutor(SymbolicDevice(), segments, spec, LAYOUT, splits=2, fingerprint="")
-    memory, step = executor.slots[0], executor.trees[16]
+    memory, step = executor.decoder.memory[0], executor.decoder.trees[16]
     turns = [step.network(memory, *memory.capsules[::way]) for way in (1, -1)]
     assert list(turns[0].inputs) == list(turns[1].inputs)
     assert list(turns[0].outputs) == list(turns[1].outputs)
