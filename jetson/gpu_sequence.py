@@ -18,7 +18,8 @@ from edgellm.checkpoint.spec import ModelSpec
 from edgellm.engine.device.base import Array, Buffer, Launch, Program
 from edgellm.engine.device.memory import Layout, Pool, SlotMemory
 from edgellm.engine.device.programs import commit_rows, write_control
-from edgellm.engine.device.steps import Model, TreeStep
+from edgellm.engine.device.rows import Model
+from edgellm.engine.device.steps import TreeStep
 from edgellm.engine.device.symbolic import SymbolicDevice
 from edgellm.jetson.gpu_device import Arena, Bench, Needed
 from edgellm.jetson.gpu_scale import Scale
