@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from hypothesis.stateful import run_state_machine_as_test
 from edgellm.checkpoint.reader import Checkpoint
 from edgellm.decode.params import SamplingParams, SpeculationParams
 from edgellm.engine.base import BlockRef, Chunk, DraftNodes, TokenTree
+from edgellm.engine.builder import build_bundle
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.device.emulated import EmulatedDevice
 from edgellm.engine.device.memory import Layout
 from edgellm.engine.ort import OrtExecutor
+from edgellm.engine.recipe import load_recipe
 from edgellm.engine.tensorrt import DeviceExecutor
 from edgellm.errors import BundleError, ConfigError, ExecutionError
+from edgellm.graph.lowering.ort import OrtOps
+from edgellm.graph.segments import KERNEL_WEIGHTS, build_segments, save_kernel_weights
 from edgellm.runtime.llm import LLM
 from edgellm.text.chat import ChatRenderer
 from edgellm.text.tokenizer import Tokenizer
@@ -192,3 +197,32 @@ def test_too_few_pages_are_refused(segments: Path, quantized: Checkpoint, layout
         DeviceExecutor(
             EmulatedDevice(segments), segments, quantized.spec, replace(layout, pages=31), splits=1, fingerprint=""
         )
+
+
+def test_the_shipped_model_calls_a_tool_as_on_the_cpu(tmp_path: Path) -> None:
+    """edge-tiny in NVFP4, drafts and all: the same tokens, and the same drafts accepted."""
+    source = Checkpoint.open(str(files("edgellm.models") / "edge-tiny-nvfp4"))
+    recipe = replace(load_recipe("cpu-nvfp4-w4a4"), context=512)
+    cpu = Bundle.open(build_bundle(source, tmp_path / "cpu", recipe))
+    (tmp_path / "segments").mkdir()
+    build_segments(OrtOps(source, recipe.weight_format()), tmp_path / "segments", np.float32)
+    save_kernel_weights(source, tmp_path / "segments" / KERNEL_WEIGHTS, 512, source.kv_scales)
+    layout = Layout(io="f32", slots=1, page=64, pages=24, max_pages=8, nodes=16, chunk=256, mtp=True)
+    device = EmulatedDevice(tmp_path / "segments")
+    executors = (
+        OrtExecutor(cpu, slots=1, context=512, threads=1, speculation=True),
+        DeviceExecutor(device, tmp_path / "segments", source.spec, layout, splits=4, fingerprint=""),
+    )
+    tokenizer = Tokenizer.load(source.path)
+    renderer = ChatRenderer.load(source.path, tokenizer)
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tools = [{"type": "function", "function": {"name": "get_weather", "parameters": schema}}]
+    asked = [{"role": "user", "content": "What is the weather in Paris?"}]
+    answers = []
+    for executor in executors:
+        with LLM.from_parts(executor, tokenizer, renderer, speculation=SpeculationParams(8, 2, 16)) as llm:
+            answer = llm.chat(asked, SamplingParams(max_tokens=64), tools=tools, enable_thinking=False)
+            answers.append((answer.result.token_ids, answer.result.usage, answer.tool_calls[0].arguments))
+    assert answers[0] == answers[1]
+    assert answers[0][2] == '{"city": "Paris"}'
+    assert answers[0][1].accepted_tokens > 5
