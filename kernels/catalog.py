@@ -30,7 +30,7 @@ _TREE: Final = ("tree_build", "gdn_prep", "gdn_tree_verify", "attn_prep", "tree_
 _PREFILL: Final = ("gdn_prep_chain", "gdn_prefill", "attn_prep", "kv_write", "attn_prefill")
 _DRAFT: Final = ("tree_build", "attn_prep", "tree_attn_partial", "tree_attn_reduce", "draft_topk")
 _NODES: Final = 16
-_GROWN: Final = 128  # draft rows of a tree that the MTP layer grows
+_GROWN: Final = 160  # draft rows of a tree that the MTP layer grows, behind tokens that wait for it
 _CHUNK: Final = 1024
 _SAMPLED: Final = 64
 _SHORT_VOCAB: Final = 32768  # of a draft head with the most frequent tokens
@@ -41,10 +41,10 @@ def device_profiles(spec: ModelSpec, context: int = 131072) -> Iterator[Profile]
     whole = Sizes.of(spec, io="bf16", rows=_NODES, max_pages=-(-context // 64), splits=10)
     full = spec.layers.count("full_attention")
     for rows in (1, _NODES):
-        step = replace(whole, rows=rows, tail=rows)
+        step = replace(whole, rows=rows, tail=rows, splits=whole.splits if rows > 1 else 3 * whole.splits)
         yield from _profiles(f"verify {rows}", step, *_TREE, "tree_accept", "sample_topk")
         yield from _profiles(f"sample {rows}", replace(step, top_k=_SAMPLED), "sample_topk")
-        grown = replace(whole, rows=rows, tail=_GROWN)
+        grown = replace(step, tail=_GROWN)
         yield from _profiles(f"draft {rows}", grown, *_DRAFT)
         yield from _profiles(f"draft {rows}, short head", replace(grown, vocab=_SHORT_VOCAB), "draft_topk")
     yield from _profiles(f"prefill {_CHUNK}", replace(whole, rows=_CHUNK, tail=_CHUNK), *_PREFILL)
