@@ -13,17 +13,18 @@ did not run, or the sanitizer found something; a missed bandwidth target or a la
 Every part runs in a process of its own, for a fault on a GPU ends what a process can do there: the next one goes on
 behind the case that failed.
 
-On a machine without network: nothing but NumPy, ml_dtypes, psutil and cuda-bindings (with cuda-pathfinder) is imported
-by parts 1 and 2, and onnx and safetensors by part 3, which is left out where they are missing. Bring the binaries, so
-that no compiler is needed there, and the packages that are missing as wheels:
+On a machine without network: parts 1 and 2 import only NumPy, ml_dtypes and cuda-bindings (with cuda-pathfinder).
+Part 3 needs onnx and safetensors too, the record of the machine onnx and psutil; where they are missing it says so.
+Bring the binaries, so that no compiler is needed there (2.3 MB), and the packages that are missing as wheels:
 
     python -m edgellm.jetson.bench_gpu --compile build/cubins --arch sm_90a
     pip download --only-binary :all: --no-deps -d build/wheels --python-version 3.12 \\
-        --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 ml_dtypes psutil cuda-bindings cuda-pathfinder
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 ml_dtypes cuda-bindings cuda-pathfinder
     # there, in the source tree:
     WHEELS=build/wheels CUBINS=build/cubins jetson/run_gpu_bench.sh --out results
 
-The wheel of cuda-bindings must be of the driver's CUDA: 13 for drivers from 580 on.
+The wheel of cuda-bindings must be of the driver's CUDA: 13 for drivers from 580 on. The kernels of attention need an
+instruction of compute capability 8.9; on an older GPU they are errors and the others are compared.
 """
 
 from __future__ import annotations

@@ -128,7 +128,11 @@ def run_case(bench: Bench, arena: Arena, case: Case, seed: int = 0) -> Outcome:
     except (EdgeLLMError, CompileError) as error:
         return outcome("error", {}, str(error)[:500])
     worst = compared(case, tensors, made)
-    problems = [f"{name} is {value:.3g} times its limit away" for name, value in worst.items() if not value <= 1]
+    problems = [
+        f"{name} differs" + ("" if np.isinf(value) else f" by {value:.3g} times its limit")
+        for name, value in worst.items()
+        if not value <= 1
+    ]
     problems += [] if whole else ["it wrote outside of its buffers"]
     problems += [
         f"it changed its input {param.name}"

@@ -69,7 +69,7 @@ def splits_for(multiprocessors: int, kv_heads: int) -> int:
 
 
 def splits_of(splits: int, rows: int) -> int:
-    """Of a step of `rows` rows: `edgellm.engine.device.steps.Model.sizes` cuts finer for one row."""
+    """Of a step of `rows` rows: `edgellm.engine.device.rows.Model.sizes` cuts finer for one row."""
     return splits if rows > 1 else min(3 * splits, 64)
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 import stat
+import subprocess
+import sys
+import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +21,7 @@ from kernel_parity import needs_compiler
 
 from edgellm.engine.device.gpu import Gpu, read_gpu
 from edgellm.engine.device.memory import Layout
-from edgellm.engine.device.steps import Model
+from edgellm.engine.device.rows import Model
 from edgellm.errors import ConfigError
 from edgellm.jetson import bench_gpu, gpu_results, gpu_sanitizer
 from edgellm.jetson.gpu_device import Arena, Bench, compiled_here, cubin_path, from_folder, needed_bytes, save_cubins
@@ -117,7 +121,7 @@ def test_a_kernel_that_does_nothing_fails_and_the_others_go_on(tmp_path: Path) -
     assert status == 1
     by_status = {(one["kernel"], one["status"]) for one in result["parity"]}
     assert by_status == {(name, "failed" if name == "gdn_tree_verify" else "ok") for name in CHEAP}
-    assert "times its limit away" in (tmp_path / "gpu.md").read_text()
+    assert "times its limit" in (tmp_path / "gpu.md").read_text()
 
 
 @needs_compiler
@@ -364,7 +368,7 @@ def test_a_report_names_what_was_wrong() -> None:
         **empty,
         "gpu": asdict(host_gpu()),
         "machine": {"summary": "a machine", "gpu": None},
-        "parity": [{**outcome, "status": "failed", "detail": "y is 3 times its limit away"}],
+        "parity": [{**outcome, "status": "failed", "detail": "y differs by 3 times its limit"}],
         "date": "today",
         "clocks": {},
         "binaries": "b",
@@ -374,4 +378,15 @@ def test_a_report_names_what_was_wrong() -> None:
     }
     text = markdown(result)
     assert "1 cases: 0 ok, 1 failed, 0 error" in text
-    assert "- tiny bf16, verify 1, k: y is 3 times its limit away" in text
+    assert "- tiny bf16, verify 1, k: y differs by 3 times its limit" in text
+
+
+def test_the_script_for_a_bare_machine_finds_everything(tmp_path: Path) -> None:
+    """In a source tree, with nothing of edgellm installed and a package from a wheel; no driver is asked for."""
+    script = Path(__file__).parents[2] / "jetson" / "run_gpu_bench.sh"
+    with zipfile.ZipFile(tmp_path / "carried-1-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("sitecustomize.py", "print('carried')\n")
+    environment = {**os.environ, "PYTHON": sys.executable, "WHEELS": str(tmp_path)}
+    done = subprocess.run([script, "--help"], env=environment, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.startswith("carried\n")
+    assert "python -m edgellm.jetson.bench_gpu" in done.stdout
