@@ -38,7 +38,7 @@ class Limit:
         if not expected.size:
             return 0.0
         if self.codes:
-            apart: NDArray[np.int64] = np.abs(_rank(made) - _rank(expected))
+            apart = codes_apart(made, expected)
             return max(float(apart.max()), float(apart.sum()) / (apart.size / 1000))
         if not (self.steps or self.relative or self.absolute):
             return 0.0 if _bytes(made) == _bytes(expected) else math.inf
@@ -100,10 +100,15 @@ LIMITS: Final[Mapping[str, Mapping[str, Limit]]] = {
 }
 
 
-def _rank(codes: Array) -> NDArray[np.int64]:
-    """E4M3 codes in the order of their values."""
-    bits = codes.view(np.uint8).astype(np.int64)
-    return np.where(bits & 128, -(bits & 127), bits)
+def codes_apart(made: Array, expected: Array) -> NDArray[np.int64]:
+    """How many E4M3 numbers lie between codes."""
+
+    def rank(codes: Array) -> NDArray[np.int64]:
+        bits = codes.view(np.uint8).astype(np.int64)
+        return np.where(bits & 128, -(bits & 127), bits)
+
+    apart: NDArray[np.int64] = np.abs(rank(made) - rank(expected))
+    return apart
 
 
 def _bytes(array: Array) -> bytes:

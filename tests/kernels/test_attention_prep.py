@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
-from attention_inputs import NAN, SCALES, draw, large, tiny
+from attention_inputs import large, tiny
 from graph_runner import session
-from kernel_parity import Arrays, largest_difference, needs_compiler, run_both
-from numpy.typing import NDArray
+from kernel_parity import largest_difference, needs_compiler, run_both
 
 from edgellm.checkpoint.presets import PRESETS
 from edgellm.checkpoint.spec import ModelSpec
@@ -19,40 +17,13 @@ from edgellm.graph.rope import rope_tables
 from edgellm.graph.weight_file import WeightFile
 from edgellm.kernels import emulate
 from edgellm.kernels.attention import ATTN_PREP
+from edgellm.kernels.inputs import prep_tensors
 from edgellm.kernels.sizes import Sizes
 from edgellm.kernels.spec import empty_tensors
+from edgellm.kernels.tolerance import codes_apart
 
 pytestmark = needs_compiler
 SPEC = ModelSpec.from_config(PRESETS["tiny"].config)
-
-
-def prep_tensors(sizes: Sizes, rng: np.random.Generator, count: int, start: int = 0) -> Arrays:
-    """Rows from `count` on are NaN at no position; the tail is NaN."""
-    tensors = empty_tensors(ATTN_PREP, sizes)
-    tensors["control"][:3] = 12345, count, start
-    tensors["kv_scale"][:] = SCALES
-    tensors["position_ids"][:] = -(2**31)
-    tensors["position_ids"][:count] = rng.integers(0, sizes.positions, count)
-    tensors["position_ids"][0] = sizes.positions - 1
-    for name in ("q", "k", "v"):
-        tensors[name][...] = np.nan
-        tensors[name][:count] = 3 * draw(rng, tensors[name][:count].shape)
-    for name in ("q_norm", "k_norm"):
-        tensors[name][:] = 1 + 0.2 * draw(rng, tensors[name].shape)
-    angles = rng.uniform(0, 2 * np.pi, tensors["cos"].shape)
-    tensors["cos"][...], tensors["sin"][...] = np.cos(angles), np.sin(angles)
-    tensors["tail_k"].view(np.uint8)[...] = tensors["tail_v"].view(np.uint8)[...] = NAN
-    return tensors
-
-
-def steps_apart(made: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.int64]:
-    """How many E4M3 numbers lie between codes."""
-
-    def rank(codes: NDArray[Any]) -> NDArray[np.int64]:
-        bits = codes.view(np.uint8).astype(np.int64)
-        return np.where(bits & 128, -(bits & 127), bits)
-
-    return np.abs(rank(made) - rank(expected))
 
 
 @pytest.mark.parametrize(
@@ -65,20 +36,20 @@ def steps_apart(made: NDArray[Any], expected: NDArray[Any]) -> NDArray[np.int64]
     ],
 )
 def test_rows_are_prepared(sizes: Sizes, count: int, start: int) -> None:
-    tensors = prep_tensors(sizes, np.random.default_rng(start), count, start)
+    tensors = prep_tensors(ATTN_PREP, sizes, np.random.default_rng(start), count, start)
     made, expected = run_both(ATTN_PREP, sizes, tensors)
     step = {"f32": 1e-5, "f16": 2.0**-10, "bf16": 2.0**-7}[sizes.io]
     exact, rotated = (t["q_rotated"][:count].astype(np.float64) for t in (expected, made))
     assert largest_difference(rotated / (1 + np.abs(exact)), exact / (1 + np.abs(exact))) <= step
     assert made["tail_v"].tobytes() == expected["tail_v"].tobytes()
-    apart = steps_apart(made["tail_k"], expected["tail_k"])
+    apart = codes_apart(made["tail_k"], expected["tail_k"])
     assert apart.max() <= 1
     assert apart.sum() <= apart[start : start + count].size / 1000  # values in the middle of two codes
 
 
 def test_rows_beyond_the_tail_go_nowhere() -> None:
     sizes = tiny("f32", 16, tail=128)
-    tensors = prep_tensors(sizes, np.random.default_rng(1), 16, 120)
+    tensors = prep_tensors(ATTN_PREP, sizes, np.random.default_rng(1), 16, 120)
     fitting = {name: array.copy() for name, array in tensors.items()}
     fitting["control"][1] = 8
     for given in (tensors, fitting):
@@ -119,7 +90,7 @@ def test_values_are_rounded_as_the_graph_rounds_them(tmp_path: Path) -> None:
 def test_queries_are_normed_and_turned_as_in_the_graph(tmp_path: Path) -> None:
     sizes = tiny("f32", 16, tail=128)
     spec = SPEC.attention
-    tensors = prep_tensors(sizes, np.random.default_rng(7), sizes.rows)
+    tensors = prep_tensors(ATTN_PREP, sizes, np.random.default_rng(7), sizes.rows)
     with WeightFile(tmp_path / "weights.bin") as weights:
         g = GraphBuilder("turned", weights)
         x = g.input("x", np.float32, [1, sizes.rows, spec.heads, spec.head_dim])

@@ -17,6 +17,7 @@ from edgellm.kernels.attention import (
     KV_WRITE,
     TREE_ATTN_PARTIAL,
 )
+from edgellm.kernels.inputs import fill_bytes
 from edgellm.kernels.sizes import Sizes
 from edgellm.kernels.spec import Kernel, empty_tensors
 
@@ -26,14 +27,9 @@ FEW_DRAFTS = tiny("bf16", 5, layers=2)
 
 
 def random_bytes(kernel: Kernel, sizes: Sizes, seed: int) -> Arrays:
-    """Random tables, and random bytes (NaN among them) in all rows and pages."""
-    rng = np.random.default_rng(seed)
+    """`fill_bytes` of new tensors."""
     tensors = empty_tensors(kernel, sizes)
-    for name, tensor in tensors.items():
-        if tensor.dtype.name == "float8_e4m3fn":
-            tensor.view(np.uint8)[...] = rng.integers(0, 256, tensor.shape)
-        elif name == "page_table":
-            tensor[:] = rng.permutation(sizes.pages)[: sizes.max_pages]
+    fill_bytes(tensors, sizes, np.random.default_rng(seed))
     return tensors
 
 
