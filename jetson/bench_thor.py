@@ -53,7 +53,7 @@ class Step:
 def thor_steps(checkpoint: str, out: Path, bundle: Path, recipe: str, trace: Path | None) -> list[Step]:
     """All steps, in order."""
     edgellm = (sys.executable, "-m", "edgellm.cli")
-    bench = (sys.executable, "-m", "edgellm.jetson.bench_steps")
+    bench = (sys.executable, "-m", "edgellm.bench.steps")
     built = ("build",)
     build = (*edgellm, "build", checkpoint, "--target", "tensorrt", "--recipe", recipe, "-o", str(bundle), "--force")
     kernels = (sys.executable, "-m", "edgellm.jetson.bench_gpu", "--quick", "--minutes", "15")

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from edgellm.bench import steps as bench_steps
 from edgellm.checkpoint.synth import make_checkpoint
 from edgellm.errors import ConfigError
-from edgellm.jetson import bench_steps, bench_thor
+from edgellm.jetson import bench_thor
 from edgellm.jetson.bench_thor import Step, run_steps, thor_steps
 from edgellm.jetson.machine import read_machine
 

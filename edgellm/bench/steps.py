@@ -1,6 +1,6 @@
 """Measurements of one bundle on the machine where it runs, as `bench_thor` starts them: each prints one JSON object.
 
-`python -m edgellm.jetson.bench_steps self-check CHECKPOINT BUNDLE | timings BUNDLE | restore BUNDLE`
+`python -m edgellm.bench.steps self-check CHECKPOINT BUNDLE | timings BUNDLE | restore BUNDLE`
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROUNDS: Final = 12
 def main(arguments: Sequence[str] | None = None) -> int:
     """Status 1: an error, or a self-check that did not pass; its figures are printed all the same."""
     first = (__doc__ or "").splitlines()[0]
-    parser = argparse.ArgumentParser(prog="python -m edgellm.jetson.bench_steps", description=first)
+    parser = argparse.ArgumentParser(prog="python -m edgellm.bench.steps", description=first)
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("self-check", "timings", "restore"):
         command = commands.add_parser(name)
