@@ -18,7 +18,17 @@ from edgellm.engine.manifest import Manifest
 from edgellm.engine.recipe import Recipe
 from edgellm.errors import BundleError, CheckpointError, ConfigError
 
-DEVICE = {"tensorrt": "10.16", "compute_capability": "SM110", "gpu": None, "l4t": None, "cuda": None, "kernels": {}}
+DEVICE = {
+    "tensorrt": "10.16",
+    "compute_capability": "SM110",
+    "gpu": None,
+    "l4t": None,
+    "cuda": None,
+    "form": "split",
+    "activations": "bf16",
+    "splits": 10,
+    "kernels": {},
+}
 RECIPE = Recipe(context=64, prefill_chunk=32)
 
 
@@ -107,7 +117,9 @@ def test_not_a_bundle(tmp_path: Path) -> None:
         (lambda m: m["sampling"].update(seed=1), "sampling.seed is unknown"),
         (lambda m: m.update(files=[]), "files must be"),
         (lambda m: m.update(device=[]), "device must be an object"),
-        (lambda m: m.update(device={}), r"device\.compute_capability is missing"),
+        (lambda m: m.update(device={}), r"device\.activations is missing"),
+        (lambda m: m.update(device=DEVICE | {"splits": 0}), r"device\.splits must be a positive integer"),
+        (lambda m: m.update(device=DEVICE | {"activations": "f32"}), r"device\.activations must be bf16 or f16"),
         (lambda m: m.update(device=DEVICE | {"tensorrt": ""}), r"device\.tensorrt must be a string"),
         (lambda m: m.update(device=DEVICE | {"l4t": 38}), r"device\.l4t must be a string"),
         (lambda m: m.update(device=DEVICE | {"kernels": {"gdn": 1}}), r"device\.kernels\.gdn must be a string"),

@@ -228,7 +228,7 @@ class HostEngines:
 
     def prepare(self, name: str, tensors: dict[str, CudaBuffer], stream: int) -> Callable[[], None]:
         if name not in self._sessions:
-            self._sessions[name] = open_session(self._folder / name, 1)
+            self._sessions[name] = open_session(self._folder / f"{name}.onnx", 1)
         session = self._sessions[name]
 
         def execute() -> None:

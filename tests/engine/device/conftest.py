@@ -29,7 +29,7 @@ from edgellm.quantize.plan import named_recipe
 from edgellm.quantize.writer import quantize_checkpoint
 
 CONTEXT, PAGE = 256, 32
-RECIPE = replace(load_recipe("cpu-nvfp4-w4a4"), context=CONTEXT, block_tokens=PAGE, prefill_chunk=64)
+RECIPE = replace(load_recipe("cpu-nvfp4-w4a4"), context=CONTEXT, block_tokens=PAGE, prefill_chunk=128)
 LAYOUT = Layout(
     io="f32",
     slots=4,
@@ -37,7 +37,7 @@ LAYOUT = Layout(
     pages=4 * CONTEXT // PAGE + 400,
     max_pages=CONTEXT // PAGE,
     nodes=16,
-    chunk=64,
+    chunk=128,
     mtp=True,
 )
 

@@ -157,7 +157,7 @@ def test_a_failed_run_breaks_its_slot_only(exact: Any, monkeypatch: pytest.Monke
     ("named", "call"),
     [
         ("slot 4 of 4", lambda e: e.length(4)),
-        ("chunk of 65 tokens", lambda e: e.advance([Chunk(0, [1] * 65, False)])),
+        ("chunk of 129 tokens", lambda e: e.advance([Chunk(0, [1] * 129, False)])),
         ("token 1024 is outside", lambda e: e.advance([Chunk(0, [1024], False)])),
         ("tree of 17 nodes", lambda e: e.verify(TokenTree(0, [1] * 17, [*range(-1, 16)]))),
         ("no verified tree", lambda e: e.commit(0, [0])),

@@ -174,7 +174,7 @@ def test_a_bundle_for_this_machine_is_opened(built: Path, monkeypatch: pytest.Mo
 
 
 def test_there_is_no_silent_other_executor(built: Path) -> None:
-    with pytest.raises(BundleError, match="has no executor yet"):
+    with pytest.raises(BundleError, match="was built in the form that no executor runs"):
         open_executor(Bundle(built, manifest(built), ""), slots=1)
 
 
