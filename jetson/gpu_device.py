@@ -22,7 +22,7 @@ from edgellm.engine.device.cuda import CudaBuffer, CudaDevice
 from edgellm.engine.device.gpu import Gpu, read_gpu
 from edgellm.errors import ConfigError
 from edgellm.kernels.sizes import Sizes
-from edgellm.kernels.source import digest
+from edgellm.kernels.source import binary_name
 from edgellm.kernels.spec import Kernel, numpy_dtype
 
 GUARD: Final = 256  # bytes between buffers, and what they are aligned to
@@ -31,11 +31,6 @@ _POISON: Final = 0xFF  # NaN in every format, -1 as an integer
 
 Binary = Callable[[Kernel, Sizes, str], bytes]  # the last is the architecture, e.g. "sm_90a"
 Needed = tuple[Kernel, Sizes]
-
-
-def cubin_path(folder: Path, kernel: Kernel, sizes: Sizes, arch: str) -> Path:
-    """Where `save_cubins` keeps a binary; whoever reads it needs no compiler to know the name."""
-    return folder / f"{kernel.name}-{digest(kernel, sizes, arch)[:24]}.{arch}.cubin"
 
 
 def compiled_here(kernel: Kernel, sizes: Sizes, arch: str) -> bytes:
@@ -49,7 +44,7 @@ def from_folder(folder: Path) -> Binary:
     """Binaries that `save_cubins` left in `folder`."""
 
     def read(kernel: Kernel, sizes: Sizes, arch: str) -> bytes:
-        path = cubin_path(folder, kernel, sizes, arch)
+        path = folder / binary_name(kernel, sizes, arch)
         if not path.is_file():
             raise ConfigError(
                 f"{folder} has no binary of {kernel.name} for {arch}, these sizes and these sources ({path.name}): "
@@ -70,7 +65,7 @@ def save_cubins(folder: Path, needed: Iterable[Needed], arch: str) -> list[Path]
     folder.mkdir(parents=True, exist_ok=True)
 
     def save(one: Needed) -> Path:
-        path = cubin_path(folder, *one, arch)
+        path = folder / binary_name(*one, arch)
         path.write_bytes(compiled_here(*one, arch))
         return path
 

@@ -54,6 +54,11 @@ def digest(kernel: Kernel, sizes: Sizes, *extra: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
+def binary_name(kernel: Kernel, sizes: Sizes, arch: str) -> str:
+    """File name of a binary that is kept: equal where everything that it depends on is; no compiler is needed to know."""
+    return f"{kernel.name}-{digest(kernel, sizes, arch)[:24]}.{arch}.cubin"
+
+
 def cache_folder() -> Path:
     """Where compiled kernels are kept; made if need be."""
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgellm" / "kernels"

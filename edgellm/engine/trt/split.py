@@ -21,7 +21,7 @@ from edgellm.errors import ConfigError
 from edgellm.graph.segments import MTP_IN, MTP_OUT
 from edgellm.kernels import nvrtc
 from edgellm.kernels import sizes as kernel_sizes
-from edgellm.kernels.source import digest
+from edgellm.kernels.source import binary_name, digest
 from edgellm.kernels.spec import Kernel
 from edgellm.progress import Progress
 
@@ -65,11 +65,6 @@ def gpu_arch(capability: str) -> str:
     return f"sm_{capability.removeprefix('SM')}a"
 
 
-def kernel_file(kernel: Kernel, sizes: kernel_sizes.Sizes, arch: str) -> str:
-    """Name of a kernel's binary in a bundle: equal where source, macros and architecture are."""
-    return f"{kernel.name}-{digest(kernel, sizes, arch)[:24]}.cubin"
-
-
 def write_kernels(
     folder: Path,
     spec: ModelSpec,
@@ -93,7 +88,7 @@ def write_kernels(
     device = SymbolicDevice()
     executor = DeviceExecutor(device, folder, spec, layout, splits=splits, fingerprint="", engine=engine)
     exercise(executor)
-    wanted = {kernel_file(kernel, sizes, arch): (kernel, sizes) for kernel, sizes in device.launches()}
+    wanted = {binary_name(kernel, sizes, arch): (kernel, sizes) for kernel, sizes in device.launches()}
     (folder / KERNELS).mkdir()
     for done, (name, (kernel, sizes)) in enumerate(wanted.items()):
         if progress is not None:
@@ -106,7 +101,7 @@ def kernel_binaries(folder: Path, arch: str) -> Callable[[Kernel, kernel_sizes.S
     """What finds the binary of a kernel in a bundle, or else compiles it."""
 
     def find(kernel: Kernel, sizes: kernel_sizes.Sizes) -> bytes:
-        path = folder / KERNELS / kernel_file(kernel, sizes, arch)
+        path = folder / KERNELS / binary_name(kernel, sizes, arch)
         if path.is_file():
             return path.read_bytes()
         try:
