@@ -55,7 +55,7 @@ def digest(kernel: Kernel, sizes: Sizes, *extra: str) -> str:
 
 
 def binary_name(kernel: Kernel, sizes: Sizes, arch: str) -> str:
-    """File name of a binary that is kept: equal where everything that it depends on is; no compiler is needed to know."""
+    """File name of a kept binary: equal where everything that it depends on is."""
     return f"{kernel.name}-{digest(kernel, sizes, arch)[:24]}.{arch}.cubin"
 
 

@@ -24,7 +24,7 @@ from edgellm.engine.device.memory import Layout
 from edgellm.engine.device.rows import Model
 from edgellm.errors import ConfigError
 from edgellm.jetson import bench_gpu, gpu_results, gpu_sanitizer
-from edgellm.jetson.gpu_device import Arena, Bench, compiled_here, cubin_path, from_folder, needed_bytes, save_cubins
+from edgellm.jetson.gpu_device import Arena, Bench, compiled_here, from_folder, needed_bytes, save_cubins
 from edgellm.jetson.gpu_parity import LARGE, TINY, Case, Outcome, Shape, compared, parity_cases, run_case
 from edgellm.jetson.gpu_phases import FULL, QUICK_SHAPES, Record, Scale, Setup, all_needs
 from edgellm.jetson.gpu_report import markdown
@@ -36,6 +36,7 @@ from edgellm.kernels.catalog import KERNELS
 from edgellm.kernels.gdn import GDN_PREFILL, GDN_TREE_VERIFY
 from edgellm.kernels.kernel_inputs import kernel_inputs
 from edgellm.kernels.sizes import Sizes
+from edgellm.kernels.source import binary_name
 from edgellm.kernels.spec import Kernel
 from edgellm.kernels.tolerance import LIMITS
 from edgellm.kernels.tree import TREE_BUILD
@@ -287,7 +288,7 @@ def test_binaries_from_a_folder_are_found_by_digest(tmp_path: Path) -> None:
     )
     assert status == 0
     assert len(loaded) == len(needed)
-    cubin_path(tmp_path / "cubins", *needed[0], "sm_90a").unlink()
+    (tmp_path / "cubins" / binary_name(*needed[0], "sm_90a")).unlink()
     with pytest.raises(ConfigError, match=r"no binary of tree_accept for sm_90a.*--compile"):
         read(*needed[0], "sm_90a")
 
