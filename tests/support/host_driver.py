@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import enum
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,6 +62,7 @@ class HostDriver:
         self.graphs: dict[int, list[Callable[[], None]]] = {}
         self.replays = 0
         self.executed = 0  # operations that a capture can hold
+        self.current = threading.local()
         self._recording: list[Callable[[], None]] | None = None
 
     def binary(self, kernel: Kernel, sizes: Sizes) -> bytes:
@@ -121,7 +123,12 @@ class HostDriver:
         return (CUresult(0),)
 
     def cuCtxSetCurrent(self, context: int) -> tuple[CUresult]:
+        self.current.context = context
         return (CUresult(0),)
+
+    def check_current(self) -> None:
+        """Calls need the calling thread's current context."""
+        assert getattr(self.current, "context", None), "no context is current in this thread"
 
     def cuStreamCreate(self, flags: int) -> tuple[CUresult, int]:
         return CUresult(0), 7
@@ -130,10 +137,12 @@ class HostDriver:
         return (CUresult(0),)
 
     def cuStreamSynchronize(self, stream: int) -> tuple[CUresult]:
+        self.check_current()
         assert self._recording is None, "a synchronization ends a capture"
         return (CUresult(0),)
 
     def cuMemAlloc(self, size: int) -> tuple[CUresult, int | None]:
+        self.check_current()
         if sum(len(held) for held in self.memory.values()) + size > self.capacity:
             return CUresult.CUDA_ERROR_OUT_OF_MEMORY, None
         held = np.full(size + 256, 0xA5, np.uint8)
@@ -142,24 +151,29 @@ class HostDriver:
         return CUresult(0), address
 
     def cuMemFree(self, address: int) -> tuple[CUresult]:
+        self.check_current()
         del self.memory[address]
         return (CUresult(0),)
 
     def cuMemsetD8Async(self, address: int, value: int, size: int, stream: int) -> tuple[CUresult]:
+        self.check_current()
         self.submit(lambda: ctypes.memset(address, value, size) and None)
         return (CUresult(0),)
 
     def cuMemcpyHtoDAsync(self, target: int, source: int, size: int, stream: int) -> tuple[CUresult]:
+        self.check_current()
         assert self._recording is None, "what is uploaded must not be part of a graph"
         ctypes.memmove(target, source, size)
         return (CUresult(0),)
 
     def cuMemcpyDtoHAsync(self, target: int, source: int, size: int, stream: int) -> tuple[CUresult]:
+        self.check_current()
         assert self._recording is None
         ctypes.memmove(target, source, size)
         return (CUresult(0),)
 
     def cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> tuple[CUresult]:
+        self.check_current()
         self.submit(lambda: ctypes.memmove(target, source, size) and None)
         return (CUresult(0),)
 
@@ -174,6 +188,7 @@ class HostDriver:
         return (CUresult(0),)
 
     def cuLaunchKernel(self, function: tuple[Kernel, Sizes], *rest: int) -> tuple[CUresult]:
+        self.check_current()
         kernel, sizes = function
         *dims, shared, _, arguments, extra = rest
         assert (tuple(dims), shared, extra) == ((*kernel.grid(sizes), kernel.threads(sizes), 1, 1), 0, 0)
@@ -191,6 +206,7 @@ class HostDriver:
         return (CUresult(0),)
 
     def cuStreamBeginCapture(self, stream: int, mode: int) -> tuple[CUresult]:
+        self.check_current()
         assert self._recording is None
         self._recording = []
         return (CUresult(0),)
@@ -211,6 +227,7 @@ class HostDriver:
         return (CUresult(0),)
 
     def cuGraphLaunch(self, graph: int, stream: int) -> tuple[CUresult]:
+        self.check_current()
         self.replays += 1
         for action in self.graphs[graph]:
             action()

@@ -8,6 +8,7 @@ own. What must stay true: one stream, so that submissions run in order; a progra
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -101,7 +102,8 @@ class CudaDevice:
         checked(self._cuda.cuInit(0))
         self._gpu = checked(self._cuda.cuDeviceGet(ordinal))
         self._context = checked(self._cuda.cuDevicePrimaryCtxRetain(self._gpu))
-        checked(self._cuda.cuCtxSetCurrent(self._context))
+        self._thread = 0  # whose current context is ours
+        self._enter()
         self._stream = checked(self._cuda.cuStreamCreate(self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
         self._events: tuple[Any, ...] = ()
         self._allocated: list[Any] = []
@@ -112,6 +114,7 @@ class CudaDevice:
         self._engines = engines(lambda size: _cuda(self.zeros((size,), np.uint8)).address)
 
     def zeros(self, shape: Sequence[int], dtype: DTypeLike) -> Buffer:
+        self._enter()
         found = np.dtype(dtype)
         size = math.prod(shape) * found.itemsize
         result = self._cuda.cuMemAlloc(max(size, 1))
@@ -128,11 +131,13 @@ class CudaDevice:
         return buffer
 
     def clear(self, buffer: Buffer) -> None:
+        self._enter()
         found = _cuda(buffer)
         if found.nbytes:
             checked(self._cuda.cuMemsetD8Async(found.address, 0, found.nbytes, self._stream))
 
     def upload(self, target: Buffer, values: Array) -> None:
+        self._enter()
         found = _cuda(target)
         if values.shape != found.shape or values.dtype != found.dtype:
             raise ValueError(f"upload of {values.dtype} {values.shape} into {found.dtype} {found.shape}")
@@ -142,6 +147,7 @@ class CudaDevice:
             checked(self._cuda.cuMemcpyHtoDAsync(found.address, data.ctypes.data, data.size, self._stream))
 
     def download(self, source: Buffer) -> Array:
+        self._enter()
         found = _cuda(source)
         made = np.empty(found.shape, found.dtype)
         if made.nbytes:
@@ -150,6 +156,7 @@ class CudaDevice:
         return made
 
     def copy(self, source: Buffer, target: Buffer) -> None:
+        self._enter()
         here, there = _cuda(source), _cuda(target)
         if here.nbytes != there.nbytes:
             raise ValueError(f"copy of {here.nbytes} bytes into {there.nbytes}")
@@ -157,6 +164,7 @@ class CudaDevice:
             checked(self._cuda.cuMemcpyDtoDAsync(there.address, here.address, here.nbytes, self._stream))
 
     def program(self, operations: Sequence[Operation]) -> Program:
+        self._enter()
         steps = [self._prepare(operation) for operation in operations]
 
         def submit() -> None:
@@ -166,6 +174,7 @@ class CudaDevice:
         recorded: list[Any] = []
 
         def run() -> None:
+            self._enter()
             if recorded:
                 checked(self._cuda.cuGraphLaunch(recorded[0], self._stream))
                 return
@@ -194,6 +203,7 @@ class CudaDevice:
         return self._engines.used
 
     def close(self) -> None:
+        self._enter()
         checked(self._cuda.cuStreamSynchronize(self._stream))
         for graph in self._graphs:
             checked(self._cuda.cuGraphExecDestroy(graph))
@@ -208,14 +218,23 @@ class CudaDevice:
         checked(self._cuda.cuStreamDestroy(self._stream))
         checked(self._cuda.cuDevicePrimaryCtxRelease(self._gpu))
 
+    def _enter(self) -> None:
+        """Calls may come from another thread than the one that opened the device: each has a context of its own."""
+        thread = threading.get_ident()
+        if thread != self._thread:
+            checked(self._cuda.cuCtxSetCurrent(self._context))
+            self._thread = thread
+
     def _capture(self, submit: Callable[[], None]) -> Any:
         cuda = self._cuda
         mode = cuda.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         checked(cuda.cuStreamBeginCapture(self._stream, mode))
         try:
             submit()
-        finally:
-            graph = checked(cuda.cuStreamEndCapture(self._stream))
+        except BaseException:
+            cuda.cuStreamEndCapture(self._stream)  # the capture is void: what it says does not matter
+            raise
+        graph = checked(cuda.cuStreamEndCapture(self._stream))
         executable = checked(cuda.cuGraphInstantiate(graph, 0))
         checked(cuda.cuGraphDestroy(graph))
         self._graphs.append(executable)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,42 @@ def test_a_program_is_recorded_once(device: CudaDevice, driver: HostDriver) -> N
         program()
         np.testing.assert_array_equal(device.download(target), value)
     assert (len(driver.graphs), driver.replays) == (1, 2)
+
+
+def test_a_device_is_used_from_another_thread(device: CudaDevice, driver: HostDriver) -> None:
+    source, target = (device.zeros((4,), np.int32) for _ in range(2))
+    program = device.program([Copy(source, target)])
+
+    def use() -> Any:
+        device.upload(source, np.arange(4, dtype=np.int32))
+        program()
+        program()
+        return device.download(target)
+
+    with ThreadPoolExecutor(1) as pool:
+        np.testing.assert_array_equal(pool.submit(use).result(), np.arange(4))
+    device.close()
+    assert not driver.memory
+
+
+def test_a_capture_that_fails_is_ended(device: CudaDevice, driver: HostDriver, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = (device.zeros((4,), np.int32) for _ in range(2))
+    program = device.program([Copy(source, target)])
+    copy, calls = device.copy, []
+
+    def fail_the_second_time(*buffers: Any) -> None:
+        calls.append(buffers)
+        if len(calls) == 2:
+            raise RuntimeError("in the capture")
+        copy(*buffers)
+
+    monkeypatch.setattr(device, "copy", fail_the_second_time)
+    with pytest.raises(RuntimeError, match="in the capture"):
+        program()
+    np.testing.assert_array_equal(device.download(target), 0)
+    program()
+    program()
+    assert driver.replays == 1
 
 
 def test_wrong_calls_are_named(device: CudaDevice, exact: Any) -> None:
