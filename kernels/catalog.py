@@ -48,7 +48,9 @@ def device_profiles(spec: ModelSpec, context: int = 131072) -> Iterator[Profile]
         yield from _profiles(f"draft {rows}", grown, *_DRAFT)
         yield from _profiles(f"draft {rows}, short head", replace(grown, vocab=_SHORT_VOCAB), "draft_topk")
     yield from _profiles(f"prefill {_CHUNK}", replace(whole, rows=_CHUNK, tail=_CHUNK), *_PREFILL)
-    yield from _profiles("commit", replace(whole, layers=full), "kv_commit", "kv_copy_page")
+    yield from _profiles("commit", replace(whole, layers=full), "kv_commit")
+    yield from _profiles("commit, draft layer", replace(whole, tail=_GROWN), "kv_commit")
+    yield from _profiles("restore", replace(whole, layers=full + 1), "kv_copy_page")
     yield from _profiles("commit", replace(whole, layers=len(spec.layers) - full), "gdn_commit")
 
 
