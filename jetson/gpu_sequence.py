@@ -97,7 +97,7 @@ def time_step(bench: Bench, arena: Arena, scale: Scale, splits: int) -> list[Ste
         (f"{nodes} rows at {context}", nodes, context, moved),
         ("nothing to do", 0, 0, 0),
     ):
-        write_control(device, made.slot.control, tokens, rows)
+        write_control(made.model, made.slot.control, tokens, rows)
         accepted = (1, 0) if rows else (0, 0)
         device.upload(made.slot.accepted, np.array(accepted, np.int32))
         graphs.append(_timed(bench, name, program, len(made.launches), floor, scale))

@@ -80,8 +80,12 @@ def _heads(s: Sizes) -> Mapping[str, int | float]:
     return {"HEADS": s.heads, "KV_HEADS": s.kv_heads, "HEAD_DIM": s.head_dim, "THREADS": _HEAD_THREADS}
 
 
+def _pages_macros(s: Sizes) -> Mapping[str, int | float]:
+    return {"PAGE": s.page, "TOKEN_STRIDE": _token_bytes(s), "THREADS": _COPY_THREADS}
+
+
 def _copies(s: Sizes) -> Mapping[str, int | float]:
-    return {"PAGE": s.page, "TAIL": s.tail, "TOKEN_STRIDE": _token_bytes(s), "THREADS": _COPY_THREADS}
+    return {**_pages_macros(s), "TAIL": s.tail}
 
 
 def _refuses_heads(s: Sizes) -> str | None:
@@ -228,7 +232,7 @@ KV_COMMIT: Final = Kernel(
     ),
     grid=lambda s: (_copy_blocks(s, min(s.tail, 32)), s.layers, 1),
     threads=lambda s: _COPY_THREADS,
-    defines=lambda s: {**_copies(s), "PAGES": s.pages},
+    defines=_copies,
     reference=reference.kv_commit,
     refuses=_refuses_copies,
     plugin=False,
@@ -237,10 +241,10 @@ KV_COMMIT: Final = Kernel(
 KV_COPY_PAGE: Final = Kernel(
     name="kv_copy_page",
     source="kv_copy_page.cu",
-    params=(Param("source_target", "i32", "in", lambda s: (2,)), *_LAYERED_PAGES),
+    params=(Param("copy", "i32", "in", lambda s: (3,)), *_LAYERED_PAGES),
     grid=lambda s: (_copy_blocks(s, s.page), s.layers, 1),
     threads=lambda s: _COPY_THREADS,
-    defines=lambda s: {**_copies(s), "PAGES": s.pages},
+    defines=_pages_macros,
     reference=reference.kv_copy_page,
     refuses=_refuses_copies,
     plugin=False,

@@ -24,7 +24,7 @@ from edgellm.kernels.inputs import (
 )
 from edgellm.kernels.reference.attention import NOTHING_SEEN
 from edgellm.kernels.sizes import Sizes
-from edgellm.kernels.spec import CONTEXT, COUNT, TAIL_START, Kernel, empty_tensors
+from edgellm.kernels.spec import CONTEXT, COUNT, POOL, TAIL_START, Kernel, empty_tensors
 
 _FEW_TOKENS: Final = 5  # of which trees are made, so that children match what is said
 _NOBODY: Final = -12345  # parent of a row that means nothing
@@ -155,8 +155,10 @@ def _kv_copies(kernel: Kernel, sizes: Sizes, t: Arrays, rng: np.random.Generator
     if "accepted" in t:
         masks = family(random_tree(rng, min(sizes.tail, 32)))
         t["accepted"][:] = np.uint32(masks[-1]).view(np.int32), len(masks) - 1
-    if "source_target" in t:
-        t["source_target"][:] = rng.permutation(sizes.pages)[:2]
+    if "copy" in t:
+        t["copy"][:] = *rng.permutation(sizes.pages)[:2], sizes.pages
+    if "control" in t:
+        t["control"][POOL] = sizes.pages
 
 
 _MAKERS: Final[Mapping[str, _Maker]] = {

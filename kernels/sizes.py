@@ -38,7 +38,7 @@ class Sizes:
     capsule: int  # nodes that a capsule has room for, whatever profile made it: the most of any tree
     # the cache
     page: int  # tokens of a KV page
-    pages: int  # pages of a layer's pool
+    pages: int  # pages of a layer's pool; no macro: kernels over all layers are told at run time
     max_pages: int  # entries of a page table: pages of the longest context
     positions: int  # rows of the RoPE tables
     splits: int  # parts that a context is cut into for tree attention

@@ -38,6 +38,7 @@ COUNT: Final = 1  # rows of this step that mean something, at most Sizes.rows
 TAIL_START: Final = 2  # draft rows that already stand in the tail, before this step's
 # First visible token of the pages, which has position 0: 0, or 1 for the MTP layer, where row 0 belongs to no token.
 FIRST: Final = 3
+POOL: Final = 4  # pages of a layer's pool, for kernels over all layers: a pool's size is known when a model is opened
 
 
 @dataclass(frozen=True, slots=True)

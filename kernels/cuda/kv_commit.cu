@@ -11,7 +11,7 @@ KERNEL __launch_bounds__(THREADS)
   const uint32_t mask = accepted[0];
   if (row >= min(TAIL, 32) || !(mask >> row & 1u)) return;
   const int token = control[0] + __popc(mask & ((1u << row) - 1u)), byte = at % (TOKEN_STRIDE / 16) * 16;
-  const int64_t page = (int64_t)blockIdx.y * PAGES + page_table[token / PAGE];
+  const int64_t page = (int64_t)blockIdx.y * control[4] + page_table[token / PAGE];
   const int64_t to = (page * PAGE + token % PAGE) * TOKEN_STRIDE + byte;
   const int64_t from = ((int64_t)blockIdx.y * TAIL + row) * TOKEN_STRIDE + byte;
   *(uint4*)(k_pages_out + to) = *(const uint4*)(tail_k + from);

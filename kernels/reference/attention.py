@@ -118,8 +118,8 @@ def kv_commit(sizes: Sizes, t: Tensors) -> None:
 
 
 def kv_copy_page(sizes: Sizes, t: Tensors) -> None:
-    """Page `source_target[1]` of every layer becomes page `source_target[0]`."""
-    source, target = (int(page) for page in t["source_target"])
+    """`copy` is (source, target, pages of a layer): page `target` of every layer becomes page `source`."""
+    source, target, _ = (int(page) for page in t["copy"])
     for name in ("k_pages", "v_pages"):
         for layer in range(sizes.layers):
             t[name][layer, target] = t[name][layer, source]

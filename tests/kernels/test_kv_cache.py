@@ -19,7 +19,7 @@ from edgellm.kernels.attention import (
 )
 from edgellm.kernels.inputs import fill_bytes
 from edgellm.kernels.sizes import Sizes
-from edgellm.kernels.spec import Kernel, empty_tensors
+from edgellm.kernels.spec import CONTEXT, COUNT, POOL, Kernel, empty_tensors
 
 CHUNK = tiny("bf16", 40)
 DRAFTS = tiny("bf16", 16, tail=128, layers=3)
@@ -56,7 +56,7 @@ def test_the_rows_of_a_chunk_follow_the_context(seed: int, context: int, count: 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 224), st.integers(1, 2**32 - 1), st.sampled_from([DRAFTS, FEW_DRAFTS]))
 def test_accepted_rows_follow_the_context_in_all_layers(seed: int, context: int, mask: int, sizes: Sizes) -> None:
     tensors = random_bytes(KV_COMMIT, sizes, seed)
-    tensors["control"][:3] = context, 16, 0
+    tensors["control"][[CONTEXT, COUNT, POOL]] = context, 16, sizes.pages
     tensors["accepted"][0] = np.uint32(mask | 1).astype(np.int32)
     check(KV_COMMIT, sizes, tensors)
 
@@ -72,9 +72,9 @@ def test_accepting_nothing_writes_nothing() -> None:
 @pytest.mark.parametrize(("source", "target"), [(0, 6), (5, 2)])
 def test_a_page_is_copied_in_all_layers(source: int, target: int) -> None:
     tensors = random_bytes(KV_COPY_PAGE, DRAFTS, 2)
-    tensors["source_target"][:] = source, target
+    tensors["copy"][:] = source, target, DRAFTS.pages
     check(KV_COPY_PAGE, DRAFTS, tensors)
-    tensors["source_target"][:] = source
+    tensors["copy"][:2] = source
     made, _ = run_both(KV_COPY_PAGE, DRAFTS, tensors)
     assert made["v_pages"].tobytes() == tensors["v_pages"].tobytes()
 
@@ -85,9 +85,9 @@ def test_tokens_of_four_heads_of_256(kernel: Kernel) -> None:
     sizes = large("bf16", 4, layers=2)
     tensors = random_bytes(kernel, sizes, 3)
     if kernel is KV_COPY_PAGE:
-        tensors["source_target"][:] = 3, 1
+        tensors["copy"][:] = 3, 1, sizes.pages
     else:
-        tensors["control"][:3] = 63, 3, 0
+        tensors["control"][[CONTEXT, COUNT, POOL]] = 63, 3, sizes.pages
     if kernel is KV_COMMIT:
         tensors["accepted"][:] = 0b1011, 3
     check(kernel, sizes, tensors)

@@ -97,7 +97,7 @@ class DeviceDecoder:
         self._device.upload(prefill.rows.input_ids, padded(tokens, rows, np.int64)[None])
         self._device.upload(prefill.rows.positions, chain_positions(state.length, rows, self._model.tokens))
         self._device.upload(prefill.rows.logit_rows, np.array([count - 1]))
-        write_control(self._device, memory.control, state.length, count)
+        write_control(self._model, memory.control, state.length, count)
         self.programs.run(("prefill", slot), lambda: prefill.operations(memory))
         state.tree = None
         state.length += count
@@ -113,7 +113,7 @@ class DeviceDecoder:
         self._device.upload(step.rows.input_ids, padded(tree.tokens, rows, np.int64)[None])
         self._device.upload(step.rows.parents, padded(tree.parents, rows, np.int32))
         self._device.upload(memory.accepted, np.array(state.accepted, np.int32))
-        write_control(self._device, memory.control, state.length, count)
+        write_control(self._model, memory.control, state.length, count)
         left, made = memory.capsules[state.turn], memory.capsules[1 - state.turn]
         self.programs.run((rows, tree.slot, state.turn), lambda: step.operations(memory, left, made))
         state.turn, state.accepted, state.tree = 1 - state.turn, (0, 0), tree

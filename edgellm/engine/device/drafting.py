@@ -93,7 +93,7 @@ class DeviceDraft:
         found, memory, step = self._slots[slot], self._memory[slot], self._prefill
         device, rows = self._model.device, self._decoder.rows
         device.upload(rows.positions, chain_positions(found.rows - _FIRST, rows.positions.shape[0], self._model.tokens))
-        write_control(device, memory.draft_control, found.rows, count, first=_FIRST)
+        write_control(self._model, memory.draft_control, found.rows, count, first=_FIRST)
         self._programs.run(("prefill", slot), lambda: step.operations(memory))
         found.rows += count
         self._model.device.copy(self._decoder.hidden[count], memory.hidden_pool[0])
@@ -176,7 +176,7 @@ class DeviceDraft:
         device.upload(step.rows.input_ids, padded(tokens, rows, np.int64)[None])
         device.upload(step.rows.parents, padded(parents, rows, np.int32))
         device.upload(step.hidden_rows, padded(hidden, rows, np.int64))
-        write_control(device, memory.draft_control, context, count, tail=tail, first=_FIRST)
+        write_control(self._model, memory.draft_control, context, count, tail=tail, first=_FIRST)
         self._programs.run((rows, slot), lambda: step.operations(memory))
         return step
 
@@ -192,7 +192,7 @@ class DeviceDraft:
     def _land(self, slot: int, row: int, mask: int) -> None:
         """Copy tail rows to the pages, from row `row` on."""
         memory, model = self._memory[slot], self._model
-        write_control(model.device, memory.draft_control, row, 0, first=_FIRST)
+        write_control(model, memory.draft_control, row, 0, first=_FIRST)
         model.device.upload(memory.draft_accepted, np.array([mask, mask.bit_length() - 1], np.int32))
         part = len(model.spec.full_layers)
         self._programs.run(

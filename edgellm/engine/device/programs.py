@@ -11,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from edgellm.engine.device.base import Array, Buffer, Device, Launch, Operation, Program
 from edgellm.engine.device.rows import Model
 from edgellm.kernels.attention import KV_COMMIT
-from edgellm.kernels.spec import CONTEXT, CONTROL, COUNT, FIRST, TAIL_START
+from edgellm.kernels.spec import CONTEXT, CONTROL, COUNT, FIRST, POOL, TAIL_START
 
 
 class Programs:
@@ -29,11 +29,11 @@ class Programs:
         program()
 
 
-def write_control(device: Device, control: Buffer, context: int, count: int, *, tail: int = 0, first: int = 0) -> None:
+def write_control(model: Model, control: Buffer, context: int, count: int, *, tail: int = 0, first: int = 0) -> None:
     """Upload a control block, see `edgellm.kernels.spec`."""
     values = np.zeros(CONTROL, np.int32)
-    values[[CONTEXT, COUNT, TAIL_START, FIRST]] = context, count, tail, first
-    device.upload(control, values)
+    values[[CONTEXT, COUNT, TAIL_START, FIRST, POOL]] = context, count, tail, first, model.layout.pages
+    model.device.upload(control, values)
 
 
 def chain_positions(start: int, rows: int, limit: int) -> NDArray[np.int32]:

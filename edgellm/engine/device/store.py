@@ -55,7 +55,7 @@ class DeviceStore:
         self._unused: list[State] = []
         self._state_forms = [(part.shape, part.dtype) for part in state.parts]
         self._next = itertools.count(1)
-        self._source_target = model.zeros(2, dtype=np.int32)
+        self._copy = model.zeros(3, dtype=np.int32)
 
     def publish(self, page: int, tokens: int) -> BlockRef:
         """A reference to the first `tokens` rows of `page`, which has an owner."""
@@ -65,10 +65,10 @@ class DeviceStore:
     def copy_page(self, page: int) -> int:
         """A page of one's own with the rows of `page`."""
         made, model = self.pages.take(), self._model
-        model.device.upload(self._source_target, np.array([page, made], np.int32))
+        model.device.upload(self._copy, np.array([page, made, model.layout.pages], np.int32))
         pool = model.pool
         sizes = replace(model.sizes(1, 1), layers=pool.k.shape[0])
-        tensors = {"source_target": self._source_target, "k_pages": pool.k, "v_pages": pool.v}
+        tensors = {"copy": self._copy, "k_pages": pool.k, "v_pages": pool.v}
         self._programs.run("copy page", lambda: [Launch(KV_COPY_PAGE, sizes, tensors)])
         return made
 

@@ -108,6 +108,15 @@ def test_memory_is_planned_before_anything_is_taken(bundle: Bundle) -> None:
         plan_layout(bundle, 2, 256, speculation=True, cache_bytes=None, free=2 << 30)
 
 
+def test_other_slots_and_pages_need_no_compiler(built: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = plan_layout(bundle, 3, 256, speculation=True, cache_bytes=1 << 22, free=8 << 30)
+    device = opening.SymbolicDevice()
+    opening.exercise(opening._executor(device, bundle, layout))
+    monkeypatch.setattr("edgellm.kernels.nvrtc.compile_kernel", None)
+    find = kernel_binaries(built, "sm_120a")
+    assert all(find(kernel, sizes) for kernel, sizes in device.launches())
+
+
 def test_a_context_that_was_not_built_is_compiled_or_refused(
     built: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
