@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgellm.engine.base import Chunk, ExecutorInfo, TokenTree
+from edgellm.engine.base import Chunk, DraftNodes, ExecutorInfo, TokenTree
 
 
 def check_tokens(info: ExecutorInfo, tokens: Sequence[int] | NDArray[np.int64]) -> None:
@@ -57,3 +57,28 @@ def check_path(tree: TokenTree, path: Sequence[int]) -> None:
     steps = itertools.pairwise(path)
     if not path or path[0] != 0 or not all(0 < b < len(tree.parents) and tree.parents[b] == a for a, b in steps):
         raise ValueError(f"path {list(path)} does not go down the tree {list(tree.parents)} from its root")
+
+
+def check_restore(info: ExecutorInfo, length: int, kept: int | None, tokens: Sequence[int]) -> None:
+    """A restore of `length` >= 1 tokens from blocks of `tokens` tokens each and a snapshot of `kept` ones."""
+    if not 0 < length <= info.max_tokens:
+        raise ValueError(f"restore of {length} tokens into a slot of {info.max_tokens}")
+    if kept != length:
+        raise ValueError(f"restore of {length} tokens needs a snapshot of as many, not {kept}")
+    step = info.block_tokens
+    if not tokens or (len(tokens) - 1) * step + tokens[-1] < length or any(count < step for count in tokens[:-1]):
+        raise ValueError(f"the blocks do not cover {length} tokens without a gap")
+
+
+def check_block(info: ExecutorInfo, length: int, start: int, end: int) -> None:
+    """Tokens [start, end) of `length` committed ones are a block."""
+    step = info.block_tokens
+    if start < 0 or start % step or not start < end <= min(start + step, length):
+        raise ValueError(f"tokens [{start}, {end}) are not a block of the {length} committed ones")
+
+
+def check_draft(info: ExecutorInfo, nodes: DraftNodes, length: int) -> None:
+    """Draft nodes for a slot of `length` tokens."""
+    check_tokens(info, nodes.tokens)
+    if not length or len(nodes.parents) != len(nodes.tokens):
+        raise ValueError(f"draft of {len(nodes.tokens)} nodes in slot {nodes.slot} with {length} tokens")

@@ -9,8 +9,7 @@ failed run leaves its slots marked broken until they are reset or restored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,15 +17,16 @@ from numpy.typing import NDArray
 
 from edgellm.engine.base import BlockRef, Chunk, DraftNodes, DraftResult, ExecutorInfo, SnapshotRef, TokenTree
 from edgellm.engine.bundle import Bundle
-from edgellm.engine.checks import check_chunks, check_path, check_tokens, check_tree
+from edgellm.engine.checks import check_block, check_chunks, check_draft, check_path, check_restore, check_tree
+from edgellm.engine.guard import SlotGuard
 from edgellm.engine.huge_pages import huge_pages
 from edgellm.engine.ort_decoder import Decoder
 from edgellm.engine.ort_draft import SCRATCH_ROWS, DraftLayer
-from edgellm.engine.ort_logits import ArrayLogits, Clock
+from edgellm.engine.ort_logits import ArrayLogits
 from edgellm.engine.ort_memory import Pools, check_memory
 from edgellm.engine.ort_store import Store
 from edgellm.engine.payload import pack_block, pack_snapshot, unpack_block, unpack_snapshot
-from edgellm.errors import ConfigError, ExecutionError
+from edgellm.errors import ConfigError
 from edgellm.graph.export import WEIGHTS
 from edgellm.graph.mtp import DRAFT_TOP_K
 
@@ -85,8 +85,7 @@ class OrtExecutor:
         self._slots = [SlotState() for _ in range(slots)]
         self._store = Store(self._pools)
         self._hidden = spec.hidden if mtp else 0  # values of a snapshot's boundary row
-        self._clock = Clock()
-        self._closed = False
+        self._guard = SlotGuard(self._slots, "model")
         self._info = ExecutorInfo(
             slots=slots,
             max_tokens=context,
@@ -106,31 +105,27 @@ class OrtExecutor:
         return self._info
 
     def length(self, slot: int) -> int:
-        return self._slot(slot).length
+        return self._guard.slot(slot).length
 
     def reset(self, slot: int) -> None:
-        state = self._slot(slot)
+        state = self._guard.slot(slot)
         self._pools.clear_state(slot)
         if self._draft:
             self._draft.reset(slot)
         state.length, state.tree, state.broken = 0, None, False
 
     def restore(self, slot: int, length: int, blocks: Sequence[BlockRef], snapshot: SnapshotRef | None) -> None:
-        state, step = self._slot(slot), self._info.block_tokens
+        state, step = self._guard.slot(slot), self._info.block_tokens
         if length == 0:
             self.reset(slot)
             return
-        if not 0 < length <= self._info.max_tokens:
-            raise ValueError(f"restore of {length} tokens into a slot of {self._info.max_tokens}")
         kept = None if snapshot is None else self._store.snapshot(snapshot)
-        if kept is None or kept.length != length:
-            raise ValueError(f"restore of {length} tokens needs a snapshot of as many, not {kept and kept.length}")
         found = [self._store.block(ref) for ref in blocks[: -(-length // step)]]
+        check_restore(self._info, length, None if kept is None else kept.length, [block.tokens for block in found])
+        assert kept is not None
         ends = [
             (ref, index * step + block.tokens) for index, (ref, block) in enumerate(zip(blocks, found, strict=False))
         ]
-        if not ends or ends[-1][1] < length or any(block.tokens < step for block in found[:-1]):
-            raise ValueError(f"the blocks do not cover {length} tokens without a gap")
         held = 0
         while held < min(len(ends), len(state.resident)) and state.resident[held] == ends[held]:
             held += 1
@@ -141,18 +136,17 @@ class OrtExecutor:
         state.resident, state.length, state.broken = ends, length, False
 
     def publish(self, slot: int, start: int, end: int) -> BlockRef:
-        state, step = self._usable(slot), self._info.block_tokens
-        if start < 0 or start % step or not start < end <= min(start + step, state.length):
-            raise ValueError(f"tokens [{start}, {end}) are not a block of the {state.length} committed ones")
+        state = self._guard.usable(slot)
+        check_block(self._info, state.length, start, end)
         self._flush(slot)
         ref = self._store.keep_block(self._pools.read_block(slot, start, end))
-        index = start // step
+        index = start // self._info.block_tokens
         if index <= len(state.resident):  # the slot's rows are this block's rows
             state.resident[index : index + 1] = [(ref, end)]
         return ref
 
     def snapshot(self, slot: int) -> SnapshotRef:
-        state = self._usable(slot)
+        state = self._guard.usable(slot)
         if not state.length:
             raise ValueError(f"snapshot of the empty slot {slot}")
         self._flush(slot)
@@ -180,38 +174,38 @@ class OrtExecutor:
         return self._store.keep_snapshot(kept)
 
     def advance(self, batch: Sequence[Chunk]) -> ArrayLogits:
-        check_chunks(self._info, batch, [self._usable(chunk.slot).length for chunk in batch])
+        check_chunks(self._info, batch, [self._guard.usable(chunk.slot).length for chunk in batch])
         slots = [chunk.slot for chunk in batch]
         order = sorted(range(len(batch)), key=slots.__getitem__)
         rows: dict[int, int] = {}
-        with self._running(slots):
+        with self._guard.running(slots):
             for run in _neighbours(order, slots):
                 wanted = [at for at, index in enumerate(run) if batch[index].logits]
                 values = self._advance([batch[index] for index in run], wanted, len(rows))
                 rows |= {run[at]: len(rows) + row for row, at in enumerate(wanted)}
         if len(batch) > 1:
             values = self._decoder.logits[: len(rows)]
-        return ArrayLogits(values, [rows[index] for index in sorted(rows)], self._clock)
+        return ArrayLogits(values, [rows[index] for index in sorted(rows)], self._guard.clock)
 
     def verify(self, tree: TokenTree) -> ArrayLogits:
-        state = self._usable(tree.slot)
+        state = self._guard.usable(tree.slot)
         check_tree(self._info, tree, state.length)
         state.tree = None
         state.forget_from(state.length)
-        with self._running([tree.slot]):
+        with self._guard.running([tree.slot]):
             values = self._decoder.verify(tree.slot, state.length, tree.tokens, tree.parents)
         state.tree = tree
-        return ArrayLogits(values, range(len(tree.tokens)), self._clock)
+        return ArrayLogits(values, range(len(tree.tokens)), self._guard.clock)
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        state = self._usable(slot)
+        state = self._guard.usable(slot)
         tree = state.tree
         if tree is None:
             raise ValueError(f"slot {slot} has no verified tree, or changed since")
         check_path(tree, path)
         state.tree = None
         state.forget_from(state.length)
-        with self._running([slot]):
+        with self._guard.running([slot]):
             hidden = self._decoder.commit(slot, state.length, len(tree.tokens), path)
             if self._draft:
                 self._draft.append(slot, [tree.tokens[node] for node in path], hidden)
@@ -222,17 +216,15 @@ class OrtExecutor:
             raise ValueError("this executor has no draft layer")
         results = []
         for nodes in batch:
-            state = self._usable(nodes.slot)
-            check_tokens(self._info, nodes.tokens)
-            if not state.length or len(nodes.parents) != len(nodes.tokens):
-                raise ValueError(f"draft of {len(nodes.tokens)} nodes in slot {nodes.slot} with {state.length} tokens")
+            state = self._guard.usable(nodes.slot)
+            check_draft(self._info, nodes, state.length)
             state.forget_from(state.length)
             if list(nodes.parents) == [-1]:
-                with self._running([nodes.slot]):
+                with self._guard.running([nodes.slot]):
                     results.append(self._draft.start(nodes.slot, int(nodes.tokens[0])))
             else:
                 self._draft.check(nodes.slot, nodes.parents)
-                with self._running([nodes.slot]):
+                with self._guard.running([nodes.slot]):
                     results.append(self._draft.extend(nodes.slot, nodes.tokens, nodes.parents))
         return results
 
@@ -244,8 +236,7 @@ class OrtExecutor:
         }
 
     def close(self) -> None:
-        self._closed = True
-        self._clock.tick()
+        self._guard.close()
         self._store.clear()
         self._pools.close()
 
@@ -268,34 +259,8 @@ class OrtExecutor:
 
     def _flush(self, slot: int) -> None:
         if self._draft:
-            with self._running([slot]):
+            with self._guard.running([slot]):
                 self._draft.flush(slot)
-
-    @contextmanager
-    def _running(self, slots: Iterable[int]) -> Iterator[None]:
-        """A block that changes `slots`: they are broken when it does not get to its end."""
-        self._clock.tick()
-        try:
-            yield
-        except BaseException as error:
-            for slot in slots:
-                self._slots[slot].broken = True
-            if isinstance(error, Exception):
-                raise ExecutionError(f"a model run in slots {list(slots)} failed: {error}") from error
-            raise
-
-    def _slot(self, slot: int) -> SlotState:
-        if self._closed:
-            raise ValueError("the executor is closed")
-        if not 0 <= slot < self._info.slots:
-            raise ValueError(f"slot {slot} of {self._info.slots}")
-        return self._slots[slot]
-
-    def _usable(self, slot: int) -> SlotState:
-        state = self._slot(slot)
-        if state.broken:
-            raise ExecutionError(f"slot {slot} holds half a step after a failure: reset or restore it first")
-        return state
 
 
 def _neighbours(order: Sequence[int], slots: Sequence[int]) -> list[list[int]]:

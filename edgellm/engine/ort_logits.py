@@ -7,15 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-
-class Clock:
-    """Counts calls that may overwrite logits."""
-
-    def __init__(self) -> None:
-        self.now = 0
-
-    def tick(self) -> None:
-        self.now += 1
+from edgellm.engine.guard import Clock
 
 
 class ArrayLogits:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.engine.device.base import Buffer, Device
-from edgellm.engine.ort_logits import Clock
+from edgellm.engine.guard import Clock
 
 
 class DeviceLogits:
