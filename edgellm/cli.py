@@ -72,8 +72,8 @@ def build(
         str | None,
         typer.Option(
             help="Recipe name (cpu-f32, cpu-int8, cpu-int4, cpu-nvfp4, cpu-nvfp4-w4a4, qwen3.6-27b-nvfp4-thor, "
-            "nvfp4-rtx) or a TOML file. Default: the target's; for ort-cpu cpu-nvfp4 for a checkpoint in NVFP4, "
-            "else cpu-f32."
+            "nvfp4-rtx, nvfp4-rtx-whole) or a TOML file. Default: the target's; for ort-cpu cpu-nvfp4 for a checkpoint "
+            "in NVFP4, else cpu-f32."
         ),
     ] = None,
     target: Annotated[
@@ -112,10 +112,12 @@ def build(
             found = check_bundle(out, source)
         err.print(
             f"self-check: divergence {found.divergence:.4f} nats (limit {MOST_DIVERGENCE}), same best token in "
-            f"{found.agreement:.0%} of the rows, logits differ by {found.largest:.2f} standard deviations at most"
+            f"{found.agreement:.0%} of the rows and {found.drafts:.0%} of the drafts, logits differ by "
+            f"{found.largest:.2f} standard deviations at most"
         )
         if not found.passed:
-            raise EdgeLLMError(f"{out} answers otherwise than the CPU: do not use it")
+            kept = out.rename(out.with_name(f"{out.name}.failed"))
+            raise EdgeLLMError(f"{kept} answers otherwise than the CPU: do not use it")
 
 
 app.command()(quantize)

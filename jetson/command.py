@@ -85,7 +85,7 @@ def plan(
         chunk=shape.prefill_chunk,
         block_tokens=shape.block_tokens,
         repeated=repeated_parts(shape),
-        form="whole" if shape.tensorrt is None else shape.tensorrt.form,
+        form="split" if shape.tensorrt is None else shape.tensorrt.form,
     )
     there = memory if memory is not None else read_machine().memory.available if box is None else box.memory_bytes
     sizes = {"memory_bytes": there, "reserve_bytes": SYSTEM_RESERVE if reserve is None else reserve}

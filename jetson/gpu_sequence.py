@@ -120,7 +120,8 @@ def _context(scale: Scale) -> int:
 
 def _layout(scale: Scale) -> Layout:
     pages = _context(scale) // 64 + 1
-    return Layout(io="bf16", slots=1, page=64, pages=pages, max_pages=pages, nodes=max(scale.rows), chunk=1, mtp=False)
+    sizes = {"slots": 1, "page": 64, "pages": pages, "max_pages": pages, "snapshots": 0}
+    return Layout(io="bf16", **sizes, nodes=max(scale.rows), chunk=1, mtp=False)
 
 
 def _step(device: Any, scale: Scale, splits: int) -> _Step:

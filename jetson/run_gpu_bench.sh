@@ -24,5 +24,8 @@ fi
 export PYTHONPATH="$scratch/path${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1
 export PYTHONSAFEPATH=1  # or the edgellm of the current folder comes first, which lacks what is beside it
 export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$scratch/cache}"
-[ -z "${CUBINS:-}" ] || set -- --cubins "$(cd "$CUBINS" && pwd)" "$@"
+if [ -n "${CUBINS:-}" ]; then
+  cubins=$(cd "$CUBINS" && pwd)
+  set -- --cubins "$cubins" "$@"
+fi
 "$python" -m edgellm.jetson.bench_gpu "$@"

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from edgellm.errors import ConfigError
+from edgellm.errors import ConfigError, EdgeLLMError
 from edgellm.kernels.sizes import Sizes
 from edgellm.kernels.source import cache_folder, definitions, digest, headers, text
 from edgellm.kernels.spec import Kernel
@@ -39,7 +39,7 @@ class Compiled:
     log: str
 
 
-class CompileError(Exception):
+class CompileError(EdgeLLMError):
     """NVRTC refused a kernel; the message is its log."""
 
 
@@ -147,6 +147,11 @@ def _ok(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
     if int(answer[0]):
         raise CompileError(f"NVRTC: {nvrtc.nvrtcGetErrorString(answer[0])[1].decode()}")
     return answer[1] if len(answer) == 2 else answer[1:]
+
+
+def check_installed() -> None:
+    """Raises ConfigError: NVRTC is not installed."""
+    _nvrtc()
 
 
 def _nvrtc() -> Any:

@@ -37,7 +37,7 @@ def plan_budgets(
 ) -> CacheBudgets:
     """Budgets from flags; what is not given comes from MemAvailable, after the executor has taken its memory.
 
-    An executor with a pool for blocks took it by the same flag: the pool is the budget.
+    An executor with pools of its own took them by the same flags: they are the budgets.
 
     The smallest useful cache holds one full-context sequence with two snapshots (the one restored and the next one).
     A flag of 0 turns the cache off; a flag that is smaller than useful is an error. When it is the free memory that is
@@ -66,6 +66,9 @@ def plan_budgets(
     if info.max_blocks is not None:
         room = info.max_blocks * info.block_bytes
         block_bytes = room if block_bytes is None else min(block_bytes, room)
+    if info.max_snapshots is not None:
+        room = info.max_snapshots * info.snapshot_bytes
+        snapshot_bytes = room if snapshot_bytes is None else min(snapshot_bytes, room)
     if block_bytes is not None and snapshot_bytes is not None:
         return CacheBudgets(block_bytes, snapshot_bytes)
     available = psutil.virtual_memory().available if available_bytes is None else available_bytes

@@ -39,6 +39,7 @@ class ExecutorInfo:
     vocab_size: int
     fingerprint: str  # identity of weights and layout: persisted references are valid only for the same one
     max_blocks: int | None = None  # blocks that can be published at the same time; None: as many as memory holds
+    max_snapshots: int | None = None  # snapshots that can be kept at the same time; likewise
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ def open_executor(
     threads: int | None = None,
     speculation: bool = True,
     cache_bytes: int | None = None,
+    snapshot_bytes: int | None = None,
 ) -> Executor:
     """An executor for `bundle`, which `Bundle.open` has found to fit this machine.
 
@@ -29,7 +30,8 @@ def open_executor(
         context: tokens a sequence can hold; default: the bundle's context.
         threads: CPU threads; default: one for each physical core that this process may use. Of the CPU executor.
         speculation: whether verify and draft are needed; without them their graphs are not loaded.
-        cache_bytes: for published blocks; default: from the free memory. Of a device, whose pool has a fixed size.
+        cache_bytes, snapshot_bytes: for published blocks and snapshots; default: from the free memory. Of a device,
+            which takes them when it is opened.
 
     Raises:
         BundleError: no executor runs the bundle's engines.
@@ -37,7 +39,14 @@ def open_executor(
     """
     length = bundle.manifest.context if context is None else context
     if bundle.manifest.target in TENSORRT_TARGETS:
-        return open_device(bundle, slots=slots, context=length, speculation=speculation, cache_bytes=cache_bytes)
+        return open_device(
+            bundle,
+            slots=slots,
+            context=length,
+            speculation=speculation,
+            cache_bytes=cache_bytes,
+            snapshot_bytes=snapshot_bytes,
+        )
     return OrtExecutor(
         bundle,
         slots=slots,

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgellm.checkpoint.reader import Checkpoint
-from edgellm.engine.base import Chunk, Executor, TokenTree
+from edgellm.engine.base import Chunk, DraftNodes, Executor, TokenTree
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.device.emulated import EmulatedDevice
 from edgellm.engine.device.memory import Layout
-from edgellm.engine.device.opening import open_device, plan_layout
+from edgellm.engine.device.opening import open_device
 from edgellm.engine.tensorrt import DeviceExecutor
 from edgellm.errors import ConfigError
 from edgellm.graph.encodings import WeightFormat
@@ -30,28 +30,30 @@ from edgellm.graph.lowering.ort import OrtOps
 from edgellm.graph.segments import KERNEL_WEIGHTS, build_segments, save_kernel_weights
 
 MOST_DIVERGENCE: Final = 0.05  # nats, mean over the rows
-_TOKENS: Final = 16  # of the prompt and of the tree
+_TOKENS: Final = 8  # that the prompt is longer than a tree, and single tokens behind it
 _CONTEXT: Final = 256  # tokens that are more than enough for both
 
 
 @dataclass(frozen=True, slots=True)
 class SelfCheck:
-    """What was measured over the rows of a prompt's end and of a tree.
+    """What was measured over rows of every kind of step.
 
     Attributes:
         divergence: mean KL divergence of the device from the CPU, in nats.
         agreement: share of rows whose best token is the same.
         largest: largest difference of logits, in standard deviations of the CPU's row.
+        drafts: share of draft nodes whose best token is the same.
     """
 
     divergence: float
     agreement: float
     largest: float
+    drafts: float = 1.0
 
     @property
     def passed(self) -> bool:
-        """Whether the divergence is a number below `MOST_DIVERGENCE`."""
-        return self.divergence < MOST_DIVERGENCE
+        """Whether the divergence is a number below `MOST_DIVERGENCE`, and most drafts are the same."""
+        return self.divergence < MOST_DIVERGENCE and self.drafts > 0.5
 
 
 def check_bundle(path: Path, source: Checkpoint) -> SelfCheck:
@@ -63,14 +65,13 @@ def check_bundle(path: Path, source: Checkpoint) -> SelfCheck:
     """
     bundle = Bundle.open(path)
     context = min(bundle.manifest.context, _CONTEXT)
-    layout = plan_layout(bundle, 1, context, speculation=True, cache_bytes=0)
     needed, free = _cpu_bytes(source), shutil.disk_usage(path).free
     if free < needed:
         raise ConfigError(f"{path}: the self-check needs {needed} bytes of disk for a while, {free} are free")
-    executor = open_device(bundle, slots=1, context=context, speculation=True, cache_bytes=0)
+    executor = open_device(bundle, slots=1, context=context, speculation=True, cache_bytes=0, snapshot_bytes=0)
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.check-") as scratch:
-            return check_device(executor, source, layout, Path(scratch))
+            return check_device(executor, source, executor.model.layout, Path(scratch))
     finally:
         executor.close()
 
@@ -85,15 +86,16 @@ def check_device(executor: Executor, source: Checkpoint, layout: Layout, scratch
     """
     build_segments(OrtOps(source, WeightFormat("nvfp4", accuracy_level=0, activations="nvfp4")), scratch, np.float32)
     save_kernel_weights(source, scratch / KERNEL_WEIGHTS, layout.max_pages * layout.page, source.kv_scales)
-    small = replace(layout, io="f32", slots=1, pages=layout.max_pages)
+    small = replace(layout, io="f32", slots=1, pages=layout.max_pages, snapshots=0)
     cpu = DeviceExecutor(
         EmulatedDevice(scratch, sessions=1), scratch, source.spec, small, splits=1, fingerprint="self-check"
     )
     try:
-        expected, found = (_rows(made, source.spec.vocab) for made in (cpu, executor))
+        (expected, drafts), (found, made) = (_rows(device, source.spec.vocab) for device in (cpu, executor))
     finally:
         cpu.close()
-    return compare(expected, found)
+    same = sum(a == b for a, b in zip(drafts, made, strict=True)) / max(len(drafts), 1) if drafts else 1.0
+    return replace(compare(expected, found), drafts=same)
 
 
 def compare(expected: NDArray[np.float32], found: NDArray[np.float32]) -> SelfCheck:
@@ -117,17 +119,28 @@ def _is_nvfp4(source: Checkpoint, name: str) -> bool:
     return name in source.matrices and source.kind(name) == "nvfp4"
 
 
-def _rows(executor: Executor, vocab: int) -> NDArray[np.float32]:
-    """Logits after a prompt and of every node of a tree behind it."""
-    tokens = [int(token) for token in np.random.default_rng(0).integers(0, vocab, 2 * _TOKENS)]
-    size = min(_TOKENS, executor.info.max_tree)
-    parents = [-1, *(max(0, node - 1 - node % 3) for node in range(1, size))]
+def _rows(executor: Executor, vocab: int) -> tuple[NDArray[np.float32], list[int]]:
+    """Logits of every kind of step, and the draft layer's best tokens.
+
+    A prompt by prefill, single tokens, a tree, and the step that commits its path.
+    """
+    nodes = executor.info.max_tree
+    prompt = nodes + _TOKENS
+    tokens = [int(token) for token in np.random.default_rng(0).integers(0, vocab, prompt + _TOKENS + nodes)]
+    parents = [-1, *(max(0, node - 1 - node % 3) for node in range(1, nodes))]
     executor.reset(0)
-    last = executor.advance([Chunk(0, tokens[:_TOKENS], True)]).row(0)
-    tree = executor.verify(TokenTree(0, tokens[_TOKENS : _TOKENS + size], parents))
-    rows = np.stack([last, *(tree.row(node) for node in range(size))])
+    rows = [executor.advance([Chunk(0, tokens[:prompt], True)]).row(0)]
+    rows += [executor.advance([Chunk(0, [token], True)]).row(0) for token in tokens[prompt : prompt + _TOKENS]]
+    tree, drafts = tokens[prompt + _TOKENS :], list[int]()
+    if executor.info.draft_top_k:
+        drafts += executor.draft([DraftNodes(0, tree[:1], [-1])])[0].token_ids[:, 0].tolist()
+        drafts += executor.draft([DraftNodes(0, tree[1:4], [0] * len(tree[1:4]))])[0].token_ids[:, 0].tolist()
+    verified = executor.verify(TokenTree(0, tree, parents))
+    rows += [verified.row(node) for node in range(nodes)]
+    executor.commit(0, [0])
+    rows.append(executor.advance([Chunk(0, tokens[:2], True)]).row(0))
     executor.reset(0)
-    return rows
+    return np.stack(rows), drafts
 
 
 def _log_softmax(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -58,6 +58,10 @@ class DeviceExecutor:
         engine: str | None = None,
     ) -> None:
         spare = layout.pages - layout.slots * layout.max_pages
+        if not spec.full_layers:
+            raise ConfigError("a model without attention layers has no device executor")
+        if layout.mtp and layout.nodes < 2:
+            raise ConfigError("drafts need trees of two nodes at least: tree_nodes is 1")
         if spare < 0:
             raise ConfigError(f"{layout.pages} KV pages are too few for {layout.slots} slots of {layout.max_pages}")
         constants = load_constants(device, folder / KERNEL_WEIGHTS)
@@ -78,6 +82,7 @@ class DeviceExecutor:
             snapshot_bytes=self.decoder.memory[0].state.nbytes,
             vocab_size=spec.vocab,
             max_blocks=spare,
+            max_snapshots=layout.snapshots,
             fingerprint=fingerprint,
         )
 
@@ -187,8 +192,8 @@ class DeviceExecutor:
         return results
 
     def memory(self) -> dict[str, int]:
-        slots = self._device.used - self._store.state_bytes
-        return {"weights": self._device.weights, "slots": slots, **self._store.memory()}
+        reserved = self._layout.snapshots * self._info.snapshot_bytes
+        return {"weights": self._device.weights, "slots": self._device.used - reserved, **self._store.memory()}
 
     def close(self) -> None:
         self._guard.close()

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from edgellm.checkpoint.spec import ModelSpec
 from edgellm.graph.builder import GraphBuilder
@@ -177,7 +177,7 @@ def save_kernel_weights(
         tensors[f"kv_scale.{key}"] = np.array(kv_scales.get(name, (one, one)), np.float32)
     angles = rope_angles(spec.attention, positions)
     tensors |= {"cos": np.cos(angles), "sin": np.sin(angles)}
-    save_file({name: np.ascontiguousarray(array, np.float32) for name, array in tensors.items()}, path)
+    path.write_bytes(save({name: np.ascontiguousarray(array, np.float32) for name, array in tensors.items()}))
 
 
 def _project(g: GraphBuilder, lowering: Lowering, layer: int | None, x: str, dtype: DTypeLike) -> None:

@@ -104,6 +104,7 @@ class LLM:
             threads=threads,
             speculation=options.get("speculation", "auto") is not None,
             cache_bytes=options.get("cache_bytes"),
+            snapshot_bytes=options.get("snapshot_bytes"),
         )
         eos = {*bundle.manifest.eos_token_ids, *tokenizer.eos_token_ids}
         self._open(

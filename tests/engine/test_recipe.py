@@ -74,7 +74,7 @@ def test_a_recipe_for_a_device(tmp_path: Path) -> None:
     assert recipe.tensorrt == TensorRtRecipe("SM110", profiles=(1, 8, 16), side_by_side_fusion=False)
 
 
-@pytest.mark.parametrize("name", ["qwen3.6-27b-nvfp4-thor", "nvfp4-rtx"])
+@pytest.mark.parametrize("name", ["qwen3.6-27b-nvfp4-thor", "nvfp4-rtx", "nvfp4-rtx-whole"])
 def test_shipped_recipes_for_devices(name: str) -> None:
     recipe = load_recipe(name)
     assert recipe.tensorrt is not None

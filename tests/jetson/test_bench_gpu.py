@@ -245,7 +245,7 @@ def test_bytes_are_those_of_the_model() -> None:
 
 
 def test_splits_are_those_of_the_executor() -> None:
-    layout = Layout(io="bf16", slots=1, page=64, pages=4, max_pages=4, nodes=16, chunk=16, mtp=False)
+    layout = Layout(io="bf16", slots=1, page=64, pages=4, max_pages=4, snapshots=0, nodes=16, chunk=16, mtp=False)
     for splits in SPLITS:
         model = Model(None, LARGE.spec, layout, {}, None, splits)  # type: ignore[arg-type]
         assert [model.sizes(rows, rows).splits for rows in (1, 16)] == [splits_of(splits, rows) for rows in (1, 16)]

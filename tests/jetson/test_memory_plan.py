@@ -87,7 +87,7 @@ def test_engines_that_hold_their_own_weights_need_them_again() -> None:
     assert twice.needed - once.needed == weights["mlp"] + 2 * weights["head"]
     assert repeated_parts(Recipe()) == {}  # the CPU executor maps one file
     assert repeated_parts(load_recipe("qwen3.6-27b-nvfp4-thor")) == {}  # every matrix is in one engine
-    assert repeated_parts(load_recipe("nvfp4-rtx"))["mlp"] == 1
+    assert repeated_parts(load_recipe("nvfp4-rtx-whole"))["mlp"] == 1
 
 
 def test_estimates_are_marked() -> None:

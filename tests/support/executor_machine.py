@@ -123,6 +123,23 @@ class ExecutorMachine(RuleBasedStateMachine):
             chain = [root, below[above], below[2 + leaf]]
             same_draft(row(third, leaf), self.oracle.draft(self.held[slot], chain), self.tolerance)
 
+    @rule(slot=slots, seed=seeds, other=st.booleans())
+    def step(self, slot: int, seed: int, other: bool) -> None:
+        """What decoding does: a draft, a tree at the same root (or another one), a path of it, and the next draft."""
+        if not self.held[slot] or len(self.held[slot]) + 4 > LONGEST:
+            return
+        root, *below = self.new_tokens(seed, 4)
+        self.executor.draft([DraftNodes(slot, [root], [-1])])
+        self.executor.draft([DraftNodes(slot, below[:2], [0, 0])])
+        tokens = [(root + 1) % 6 if other else root, *below]
+        logits = self.executor.verify(TokenTree(slot, tokens, [-1, 0, 0, 1]))
+        self.check(logits.row(3), [*self.held[slot], tokens[0], tokens[1], tokens[3]])
+        path = [[0], [0, 1], [0, 2], [0, 1, 3]][seed % 4]
+        self.executor.commit(slot, path)
+        self.held[slot] += [tokens[node] for node in path]
+        found = self.executor.draft([DraftNodes(slot, [below[0]], [-1])])[0]
+        same_draft(found, self.oracle.draft(self.held[slot], [below[0]]), self.tolerance)
+
     @rule(slot=slots)
     def publish(self, slot: int) -> None:
         tokens, step = self.held[slot], self.executor.info.block_tokens

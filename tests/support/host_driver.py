@@ -47,6 +47,7 @@ class HostDriver:
                     "CLOCK_RATE",
                     "MEMORY_CLOCK_RATE",
                     "GLOBAL_MEMORY_BUS_WIDTH",
+                    "INTEGRATED",
                 )
             )
         },
@@ -55,7 +56,7 @@ class HostDriver:
 
     def __init__(self, capacity: int = 1 << 31) -> None:
         self.capacity = capacity
-        self.attributes = (9, 0, 2, 1 << 15, 0, 0, 0)  # as in CUdevice_attribute
+        self.attributes = (9, 0, 2, 1 << 15, 0, 0, 0, 0)  # as in CUdevice_attribute
         self.events: dict[int, float] = {}
         self.memory: dict[int, NDArray[np.uint8]] = {}
         self.binaries: dict[bytes, tuple[Kernel, Sizes]] = {}
@@ -63,6 +64,8 @@ class HostDriver:
         self.replays = 0
         self.executed = 0  # operations that a capture can hold
         self.current = threading.local()
+        self.pinned: dict[int, NDArray[np.uint8]] = {}
+        self._uploads: list[Callable[[], None]] = []  # that the stream has not got to
         self._recording: list[Callable[[], None]] | None = None
 
     def binary(self, kernel: Kernel, sizes: Sizes) -> bytes:
@@ -74,6 +77,7 @@ class HostDriver:
     def submit(self, action: Callable[[], None]) -> None:
         """Do it, or record it."""
         if self._recording is None:
+            self._catch_up()
             self.executed += 1
             action()
         else:
@@ -138,6 +142,7 @@ class HostDriver:
 
     def cuStreamSynchronize(self, stream: int) -> tuple[CUresult]:
         self.check_current()
+        self._catch_up()
         assert self._recording is None, "a synchronization ends a capture"
         return (CUresult(0),)
 
@@ -161,13 +166,33 @@ class HostDriver:
         return (CUresult(0),)
 
     def cuMemcpyHtoDAsync(self, target: int, source: int, size: int, stream: int) -> tuple[CUresult]:
+        """Reads pinned memory when the stream gets to it, which is as late as may be here."""
         self.check_current()
         assert self._recording is None, "what is uploaded must not be part of a graph"
-        ctypes.memmove(target, source, size)
+        assert any(at <= source < at + len(held) for at, held in self.pinned.items()), "the source is not pinned"
+        self._uploads.append(lambda: ctypes.memmove(target, source, size) and None)
         return (CUresult(0),)
+
+    def _catch_up(self) -> None:
+        for upload in self._uploads:
+            upload()
+        self._uploads.clear()
+
+    def cuMemHostAlloc(self, size: int, flags: int) -> tuple[CUresult, int]:
+        held = np.zeros(size, np.uint8)
+        self.pinned[held.ctypes.data] = held
+        return CUresult(0), held.ctypes.data
+
+    def cuMemFreeHost(self, address: int) -> tuple[CUresult]:
+        del self.pinned[address]
+        return (CUresult(0),)
+
+    def cuMemGetInfo(self) -> tuple[CUresult, int, int]:
+        return CUresult(0), self.capacity - sum(len(held) for held in self.memory.values()), self.capacity
 
     def cuMemcpyDtoHAsync(self, target: int, source: int, size: int, stream: int) -> tuple[CUresult]:
         self.check_current()
+        self._catch_up()
         assert self._recording is None
         ctypes.memmove(target, source, size)
         return (CUresult(0),)
@@ -228,6 +253,7 @@ class HostDriver:
 
     def cuGraphLaunch(self, graph: int, stream: int) -> tuple[CUresult]:
         self.check_current()
+        self._catch_up()
         self.replays += 1
         for action in self.graphs[graph]:
             action()

@@ -7,20 +7,24 @@ own. What must stay true: one stream, so that submissions run in order; a progra
 
 from __future__ import annotations
 
+import ctypes
 import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 import numpy as np
-from numpy.typing import DTypeLike
+import psutil
+from numpy.typing import DTypeLike, NDArray
 
 from edgellm.engine.device.base import Array, Buffer, Copy, Launch, Operation, Program, Run
 from edgellm.engine.device.gpu import checked, load_driver
 from edgellm.errors import ConfigError
 from edgellm.kernels.sizes import Sizes
 from edgellm.kernels.spec import Kernel, numpy_dtype
+
+_STAGING: Final = 8 << 20  # bytes of pinned memory that uploads go through
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +106,12 @@ class CudaDevice:
         checked(self._cuda.cuInit(0))
         self._gpu = checked(self._cuda.cuDeviceGet(ordinal))
         self._context = checked(self._cuda.cuDevicePrimaryCtxRetain(self._gpu))
-        self._thread = 0  # whose current context is ours
+        self._current = threading.local()  # in threads whose current context is ours
         self._enter()
         self._stream = checked(self._cuda.cuStreamCreate(self._cuda.CUstream_flags.CU_STREAM_NON_BLOCKING.value))
+        self._staging = int(checked(self._cuda.cuMemHostAlloc(_STAGING, 0)))
+        self._staged = 0  # bytes of it that the stream may still have to read
+        self._closed = False
         self._events: tuple[Any, ...] = ()
         self._allocated: list[Any] = []
         self._modules: dict[tuple[Kernel, Sizes], Any] = {}
@@ -142,9 +149,10 @@ class CudaDevice:
         if values.shape != found.shape or values.dtype != found.dtype:
             raise ValueError(f"upload of {values.dtype} {values.shape} into {found.dtype} {found.shape}")
         data = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        # The copy has left `data` when the call returns: memory that is not pinned is staged by the driver.
-        if data.size:
-            checked(self._cuda.cuMemcpyHtoDAsync(found.address, data.ctypes.data, data.size, self._stream))
+        for start in range(0, data.size, _STAGING):
+            part = data[start : start + _STAGING]
+            source = self._stage(part)
+            checked(self._cuda.cuMemcpyHtoDAsync(found.address + start, source, part.size, self._stream))
 
     def download(self, source: Buffer) -> Array:
         self._enter()
@@ -202,7 +210,20 @@ class CudaDevice:
     def weights(self) -> int:
         return self._engines.used
 
+    @property
+    def free(self) -> int:
+        """Bytes that can be taken: of the GPU's memory, or where that is the system's, what the system can give."""
+        self._enter()
+        if checked(
+            self._cuda.cuDeviceGetAttribute(self._cuda.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_INTEGRATED, self._gpu)
+        ):
+            return int(psutil.virtual_memory().available)
+        return int(checked(self._cuda.cuMemGetInfo())[0])
+
     def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
         self._enter()
         checked(self._cuda.cuStreamSynchronize(self._stream))
         for graph in self._graphs:
@@ -215,15 +236,26 @@ class CudaDevice:
         for pointer in self._allocated:
             checked(self._cuda.cuMemFree(pointer))
         self._graphs, self._modules, self._events, self._allocated = [], {}, (), []
+        checked(self._cuda.cuMemFreeHost(self._staging))
         checked(self._cuda.cuStreamDestroy(self._stream))
         checked(self._cuda.cuDevicePrimaryCtxRelease(self._gpu))
 
+    def _stage(self, data: NDArray[np.uint8]) -> int:
+        """Address of a pinned copy, which stays as it is until the stream has read it: a copy from other memory may
+        read it when the caller has changed it."""
+        if self._staged + data.size > _STAGING:
+            checked(self._cuda.cuStreamSynchronize(self._stream))
+            self._staged = 0
+        address = self._staging + self._staged
+        ctypes.memmove(address, data.ctypes.data, data.size)
+        self._staged += -(-data.size // 16) * 16
+        return address
+
     def _enter(self) -> None:
         """Calls may come from another thread than the one that opened the device: each has a context of its own."""
-        thread = threading.get_ident()
-        if thread != self._thread:
+        if not getattr(self._current, "ours", False):
             checked(self._cuda.cuCtxSetCurrent(self._context))
-            self._thread = thread
+            self._current.ours = True
 
     def _capture(self, submit: Callable[[], None]) -> Any:
         cuda = self._cuda

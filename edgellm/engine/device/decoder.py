@@ -102,7 +102,7 @@ class DeviceDecoder:
         state.tree = None
         state.length += count
         if self.draft:
-            self.draft.prefill(slot, count)
+            self.draft.prefill(slot, count, state.pages[0])
         return int(self._device.download(prefill.rows.best)[0, 0]), prefill.rows.logits[0]
 
     def verify(self, tree: TokenTree) -> tuple[TreeStep, list[int]]:
@@ -143,7 +143,8 @@ class DeviceDecoder:
             )
         state.length += len(path)
         if self.draft:
-            self.draft.append(slot, [tree.tokens[node] for node in path], [memory.hidden[node] for node in path])
+            tokens, hidden = [tree.tokens[node] for node in path], [memory.hidden[node] for node in path]
+            self.draft.append(slot, tokens, hidden, state.pages[0])
 
     def settle(self, slot: int) -> None:
         """Bring the recurrent state and the MTP rows of a slot up to its committed tokens."""

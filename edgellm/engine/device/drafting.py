@@ -67,8 +67,8 @@ class DeviceDraft:
         memory = self._memory[slot]
         self._model.device.copy(memory.state.hidden, memory.hidden_pool[0])
 
-    def append(self, slot: int, tokens: Sequence[int], hidden: Sequence[Buffer]) -> None:
-        """`tokens` were committed and their pages exist; `hidden` are their rows [H]."""
+    def append(self, slot: int, tokens: Sequence[int], hidden: Sequence[Buffer], page: int) -> None:
+        """`tokens` were committed and their pages exist; `hidden` are their rows [H], `page` the slot's first one."""
         found, memory, copy = self._slots[slot], self._memory[slot], self._model.device.copy
         if found.token is not None and found.token == tokens[0]:  # its row is final: both its inputs are
             self._land(slot, found.rows, 1 << found.root)
@@ -77,6 +77,7 @@ class DeviceDraft:
             tokens, hidden = tokens[1:], hidden[1:]
         elif not found.rows:  # the first token has no row
             found.rows = 1
+            self._clear_first(page)
             copy(hidden[0], memory.hidden_pool[0])
             tokens, hidden = tokens[1:], hidden[1:]
         found.token = None
@@ -86,8 +87,9 @@ class DeviceDraft:
             found.waiting.append(token)
             copy(row, memory.hidden_pool[len(found.waiting)])
 
-    def prefill(self, slot: int, count: int) -> None:
-        """The decoder's prefill step took `count` tokens of the slot; `before_prefill` was called before it."""
+    def prefill(self, slot: int, count: int, page: int) -> None:
+        """The decoder's prefill step took `count` tokens of the slot; `before_prefill` was called before it. `page` is
+        the slot's first one."""
         assert self._decoder is not None
         assert self._prefill is not None
         found, memory, step = self._slots[slot], self._memory[slot], self._prefill
@@ -95,6 +97,8 @@ class DeviceDraft:
         device.upload(rows.positions, chain_positions(found.rows - _FIRST, rows.positions.shape[0], self._model.tokens))
         write_control(self._model, memory.draft_control, found.rows, count, first=_FIRST)
         self._programs.run(("prefill", slot), lambda: step.operations(memory))
+        if not found.rows:
+            self._clear_first(page)
         found.rows += count
         self._model.device.copy(self._decoder.hidden[count], memory.hidden_pool[0])
 
@@ -208,6 +212,12 @@ class DeviceDraft:
                 )
             ],
         )
+
+    def _clear_first(self, page: int) -> None:
+        """Row 0 belongs to no token and is never visible; what stood in the page must not go out with a block."""
+        pool, part = self._model.pool, len(self._model.spec.full_layers)
+        for pages in (pool.k, pool.v):
+            self._model.device.clear(pages[part, page][:1])
 
     def _keep_hidden(self, slot: int, step: DraftStep, tail: int, count: int) -> None:
         """Keep what the step made of tail rows tail … tail + count - 1 for their children."""

@@ -1,4 +1,4 @@
-"""Every program of an executor once: what cannot run on this GPU fails when a model is opened, not in a request.
+"""Every program of one slot once: what cannot run on this GPU fails when a model is opened, not in a request.
 
 On a `SymbolicDevice` the same calls say what a model will need.
 """
@@ -10,6 +10,8 @@ from edgellm.engine.base import Chunk, DraftNodes, Executor, TokenTree
 
 def exercise(executor: Executor) -> None:
     """Prefill, decode, draft, verify, commit, publish, keep and restore in the last slot, which is left empty.
+
+    Blocks are published only where there is room for them.
 
     Raises:
         ExecutionError: something of it does not run here.
@@ -30,11 +32,20 @@ def exercise(executor: Executor) -> None:
             nodes = min(info.max_tree, info.max_tokens - executor.length(slot))
             executor.verify(TokenTree(slot, [0] * nodes, [-1, *[0] * (nodes - 1)]))
             executor.commit(slot, [0])
-        kept = executor.snapshot(slot)
-        length, step = executor.length(slot), info.block_tokens
-        blocks = [executor.publish(slot, at, min(at + step, length)) for at in range(0, length, step)]
+        _restore(executor, slot)
+        executor.reset(slot)
+
+
+def _restore(executor: Executor, slot: int) -> None:
+    info = executor.info
+    length, step = executor.length(slot), info.block_tokens
+    starts = range(0, length, step)
+    if info.max_snapshots == 0:
+        return
+    kept = executor.snapshot(slot)
+    if info.max_blocks is None or info.max_blocks >= len(starts):
+        blocks = [executor.publish(slot, at, min(at + step, length)) for at in starts]
         executor.restore(slot, length, blocks, kept)
-        executor.free_snapshot(kept)
         for ref in blocks:
             executor.free_block(ref)
-        executor.reset(slot)
+    executor.free_snapshot(kept)

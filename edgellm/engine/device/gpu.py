@@ -48,7 +48,7 @@ def checked(result: Sequence[Any], what: str = "") -> Any:
     if int(result[0]) != 0:
         name = getattr(result[0], "name", result[0])
         raise ExecutionError(f"CUDA: {f'{what}: ' if what else ''}{name}")
-    return result[1] if len(result) == 2 else None
+    return None if len(result) == 1 else result[1] if len(result) == 2 else tuple(result[1:])
 
 
 def read_gpu(driver: Any = None, ordinal: int = 0) -> Gpu:

@@ -42,6 +42,7 @@ class Layout:
     page: int  # tokens of a page
     pages: int  # of the pool
     max_pages: int  # of one slot
+    snapshots: int  # that can be kept at the same time
     nodes: int  # most nodes of a verified tree
     chunk: int  # most tokens of a prefill chunk
     mtp: bool

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-import psutil
-
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.device.cuda import CudaDevice
 from edgellm.engine.device.exercise import exercise
@@ -19,9 +17,11 @@ from edgellm.engine.trt.runtime import TensorRtEngines
 from edgellm.engine.trt.split import gpu_arch, kernel_binaries
 from edgellm.errors import BundleError, ConfigError
 
-_SHARE: Final = 0.4  # of the free memory, for published blocks when nobody says how much
+_SHARE: Final = 0.4  # of the free memory, for what the cache keeps when nobody says how much
 _PATHS: Final = 4  # and never more than so many full contexts
-_HEADROOM: Final = 2 << 30  # bytes that stay free: a system that runs out of unified memory does not recover
+_SNAPSHOTS: Final = 8  # kept for each of them
+_HEADROOM: Final = 4 << 30  # bytes for TensorRT's contexts and scratch, and to stay free: a system that runs out of
+# unified memory does not recover
 
 
 def open_device(
@@ -31,6 +31,7 @@ def open_device(
     context: int,
     speculation: bool,
     cache_bytes: int | None = None,
+    snapshot_bytes: int | None = None,
     make: Callable[[Bundle], CudaDevice] | None = None,
 ) -> DeviceExecutor:
     """An executor on the first GPU.
@@ -39,7 +40,7 @@ def open_device(
         slots: sequences that run at the same time.
         context: tokens that a sequence can hold; rounded up to whole pages.
         speculation: whether trees and drafts are needed.
-        cache_bytes: for published blocks; None: from the free memory.
+        cache_bytes, snapshot_bytes: for published blocks and snapshots; None: from the free memory.
         make: makes the device; by default CUDA's with TensorRT's engines.
 
     Raises:
@@ -53,9 +54,17 @@ def open_device(
         raise ConfigError(f"context {context} is outside 1 to {manifest.context}, what the bundle was built for")
     if slots < 1:
         raise ConfigError("slots must be at least 1")
-    layout = plan_layout(bundle, slots, context, speculation=speculation, cache_bytes=cache_bytes)
     device = (make or _cuda)(bundle)
     try:
+        layout = plan_layout(
+            bundle,
+            slots,
+            context,
+            speculation=speculation,
+            cache_bytes=cache_bytes,
+            snapshot_bytes=snapshot_bytes,
+            free=device.free,
+        )
         executor = _executor(device, bundle, layout)
         exercise(executor)
     except BaseException:
@@ -65,12 +74,16 @@ def open_device(
 
 
 def plan_layout(
-    bundle: Bundle, slots: int, context: int, *, speculation: bool, cache_bytes: int | None, free: int | None = None
+    bundle: Bundle,
+    slots: int,
+    context: int,
+    *,
+    speculation: bool,
+    cache_bytes: int | None,
+    snapshot_bytes: int | None,
+    free: int,
 ) -> Layout:
-    """Pages for the slots and for published blocks, within the memory that is free.
-
-    Args:
-        free: bytes; None: of the machine (its memory is the GPU's too).
+    """Pages for the slots and for published blocks, and snapshots, within the `free` bytes of memory.
 
     Raises:
         ConfigError: the slots alone do not fit; the message says what would.
@@ -80,12 +93,12 @@ def plan_layout(
     if manifest.device.form == "plugins":
         context = manifest.context  # the plugins' kernels are compiled for it
     max_pages = -(-context // manifest.block_tokens)
-    base = _layout(manifest, slots, max_pages, slots * max_pages, speculation)
+    base = _layout(manifest, slots, max_pages, slots * max_pages, 0, speculation)
     symbolic = SymbolicDevice()
     executor = _executor(symbolic, bundle, base)
     page, needed = executor.info.block_bytes, symbolic.used
     engines = sum(entry.bytes for entry in manifest.files if entry.name.endswith(".engine"))
-    available = (psutil.virtual_memory().available if free is None else free) - engines - _HEADROOM
+    available = free - engines - _HEADROOM
     if needed > available:
         per_slot = (needed - executor.info.snapshot_bytes) // slots
         raise ConfigError(
@@ -93,19 +106,21 @@ def plan_layout(
             f"engines and {_HEADROOM / 2**30:.0f} GiB of headroom, and {max(available, 0) / 2**30:.1f} GiB are left: "
             f"ask for {max(available, 0) // max(per_slot, 1)} slots or a shorter context"
         )
-    if cache_bytes is None:
-        spare = min(_PATHS * max_pages, int((available - needed) * _SHARE) // page)
-    else:
-        spare = cache_bytes // page
-        if needed + spare * page > available:
-            raise ConfigError(
-                f"cache_bytes: {cache_bytes} bytes do not fit beside {slots} slots of {context} tokens: at most "
-                f"{available - needed} are left"
-            )
-    return _layout(manifest, slots, max_pages, slots * max_pages + spare, speculation)
+    kept = executor.info.snapshot_bytes
+    paths = min(_PATHS, (available - needed) * _SHARE / (max_pages * page + _SNAPSHOTS * kept))
+    spare = int(paths * max_pages) if cache_bytes is None else cache_bytes // page
+    snapshots = int(paths * _SNAPSHOTS) if snapshot_bytes is None else snapshot_bytes // kept
+    if needed + spare * page + snapshots * kept > available:
+        raise ConfigError(
+            f"cache_bytes and snapshot_bytes: {spare * page} and {snapshots * kept} bytes do not fit beside {slots} "
+            f"slots of {context} tokens: {available - needed} are left for both"
+        )
+    if cache_bytes == 0 or snapshot_bytes == 0:
+        spare = snapshots = 0  # the cache is off
+    return _layout(manifest, slots, max_pages, slots * max_pages + spare, snapshots, speculation)
 
 
-def _layout(manifest: Manifest, slots: int, max_pages: int, pages: int, speculation: bool) -> Layout:
+def _layout(manifest: Manifest, slots: int, max_pages: int, pages: int, snapshots: int, speculation: bool) -> Layout:
     assert manifest.device is not None
     return Layout(
         io=manifest.device.activations,
@@ -113,9 +128,10 @@ def _layout(manifest: Manifest, slots: int, max_pages: int, pages: int, speculat
         page=manifest.block_tokens,
         pages=pages,
         max_pages=max_pages,
-        nodes=manifest.tree_nodes if speculation or manifest.device.form == "plugins" else 1,
+        snapshots=snapshots,
+        nodes=manifest.tree_nodes,  # also without speculation: the kernels are compiled for it
         chunk=manifest.prefill_chunk,
-        mtp=speculation and manifest.spec.mtp_layers > 0,
+        mtp=speculation and manifest.spec.mtp_layers > 0 and manifest.tree_nodes > 1,
     )
 
 

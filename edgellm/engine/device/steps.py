@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgellm.engine.device.attention import ChainAttention, TreeAttention
-from edgellm.engine.device.base import Buffer, Launch, Operation, Run
+from edgellm.engine.device.base import Buffer, Copy, Launch, Operation, Run
 from edgellm.engine.device.memory import Capsules, SlotMemory
 from edgellm.engine.device.rows import Mixed, Model, Rows, through_layers
 from edgellm.engine.device.stitch import Network, stitch
@@ -120,8 +120,10 @@ class PrefillStep:
 
     def __init__(self, model: Model, count: int) -> None:
         self.rows = Rows(model, count, 1)
-        # Row 0 is for the hidden row of the token before the chunk: the MTP layer's input is rows 0 … count - 1.
+        # Row 0 is for the hidden row of the token before the chunk: the MTP layer's input is rows 0 … count - 1. The
+        # engine makes the others in a buffer of their own: it wants aligned addresses.
         self.hidden = model.zeros(count + 1, model.spec.hidden)
+        self._made = model.zeros(count, model.spec.hidden)
         self.attention = ChainAttention(model, self.rows, model.sizes(count, count))
         self._model = model
         self._sizes = model.sizes(count, count)
@@ -143,6 +145,7 @@ class PrefillStep:
 
         best = {"logits": rows.logits, "ids": rows.best, "values": rows.best_values}
         return [
-            *through_layers(self._model, rows, self.hidden[1:], mix),
+            *through_layers(self._model, rows, self._made, mix),
+            Copy(self._made, self.hidden[1:]),
             Launch(SAMPLE_TOPK, self._scoring, best),
         ]

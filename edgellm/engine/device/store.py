@@ -1,6 +1,6 @@
 """Published blocks and snapshots of a device, by reference: pages with counts, and copies of recurrent states.
 
-What must stay true: a reference is never reused; the memory of a freed snapshot serves the next one.
+What must stay true: a reference is never reused; no memory is taken after opening: a freed snapshot's serves the next.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from edgellm.engine.device.pages import PagePool
 from edgellm.engine.device.programs import Programs
 from edgellm.engine.device.rows import Model
 from edgellm.engine.payload import pack, unpack
+from edgellm.errors import ExecutionError
 from edgellm.kernels.attention import KV_COPY_PAGE
 
 _Ref = TypeVar("_Ref", BlockRef, SnapshotRef)
@@ -52,7 +53,7 @@ class DeviceStore:
         self._model, self._programs, self._fingerprint = model, programs, fingerprint
         self._blocks: dict[BlockRef, KeptBlock] = {}
         self._snapshots: dict[SnapshotRef, KeptState] = {}
-        self._unused: list[State] = []
+        self._unused = [State(model.device, model.spec, model.layout) for _ in range(model.layout.snapshots)]
         self._state_forms = [(part.shape, part.dtype) for part in state.parts]
         self._next = itertools.count(1)
         self._copy = model.zeros(3, dtype=np.int32)
@@ -132,12 +133,6 @@ class DeviceStore:
             self._model.device.upload(part, np.ascontiguousarray(value))
         return self._keep_snapshot(KeptState(length, state))
 
-    @property
-    def state_bytes(self) -> int:
-        """Of all snapshots' memory, alive or waiting for the next one."""
-        states = [*(kept.state for kept in self._snapshots.values()), *self._unused]
-        return sum(state.nbytes for state in states)
-
     def memory(self) -> dict[str, int]:
         """Bytes and counts of what is alive."""
         return {
@@ -148,9 +143,9 @@ class DeviceStore:
         }
 
     def _state(self) -> State:
-        if self._unused:
-            return self._unused.pop()
-        return State(self._model.device, self._model.spec, self._model.layout)
+        if not self._unused:
+            raise ExecutionError(f"all {self._model.layout.snapshots} snapshots are in use")
+        return self._unused.pop()
 
     def _keep_block(self, block: KeptBlock) -> BlockRef:
         ref = BlockRef(next(self._next))

@@ -45,6 +45,7 @@ class Config(Protocol):
     num_compute_capabilities: int
 
     def clear_flag(self, flag: Any) -> None: ...
+    def set_flag(self, flag: Any) -> None: ...
     def set_preview_feature(self, feature: Any, enable: bool) -> None: ...
     def set_compute_capability(self, capability: Any, index: int) -> bool: ...
     def add_optimization_profile(self, profile: Profile) -> int: ...
@@ -115,13 +116,14 @@ class Engine(Protocol):
     def get_tensor_mode(self, name: str) -> Any: ...
     def get_tensor_shape(self, name: str) -> Dims: ...
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> Sequence[Dims]: ...
-    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int: ...
+    @property
+    def device_memory_size_v2(self) -> int: ...
     def create_execution_context(self, strategy: Any) -> Context | None: ...
     def create_engine_inspector(self) -> Any: ...
 
 
 class Runtime(Protocol):
-    def deserialize_cuda_engine(self, serialized_engine: bytes) -> Engine | None: ...
+    def deserialize_cuda_engine(self, serialized_engine: memoryview) -> Engine | None: ...
 
 
 class Builder(Protocol):
@@ -189,6 +191,21 @@ def load_api(target: str) -> Api:
 def release(version: str) -> tuple[int, ...]:
     """(major, minor) of "10.13.3.9"."""
     return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+def check_capability(api: Api, capability: str) -> Any:
+    """What the module calls a compute capability.
+
+    Raises:
+        ConfigError: it does not build for it.
+    """
+    known = getattr(api.ComputeCapability, capability, None)
+    if known is None:
+        names = [name for name in dir(api.ComputeCapability) if name.startswith("SM")]
+        raise ConfigError(
+            f"compute_capability: {api.__name__} {api.__version__} builds for {', '.join(names)}, not for {capability}"
+        )
+    return known
 
 
 def check_release(api: Api, target: str, capability: str) -> None:

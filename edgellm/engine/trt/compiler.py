@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 import onnx
 
-from edgellm.engine.trt.api import Api, Builder, Config, Network, Parser
+from edgellm.engine.trt.api import Api, Builder, Config, Network, Parser, check_capability
 from edgellm.engine.trt.layer_list import START, LayerList, parse_layers
 from edgellm.engine.trt.profiles import Sizes, input_ranges
 from edgellm.errors import ConfigError, ExecutionError
@@ -123,14 +123,10 @@ class Compiler:
         api, config = self._api, self._builder.create_builder_config()
         config.profiling_verbosity = api.ProfilingVerbosity.DETAILED
         config.clear_flag(api.BuilderFlag.TF32)
+        if hasattr(api.BuilderFlag, "REQUIRE_USER_ALLOCATION"):  # TensorRT-RTX: without it no graph can be captured
+            config.set_flag(api.BuilderFlag.REQUIRE_USER_ALLOCATION)
         if self._capability is not None:
-            known = getattr(api.ComputeCapability, self._capability, None)
-            if known is None:
-                names = [name for name in dir(api.ComputeCapability) if name.startswith("SM")]
-                raise ConfigError(
-                    f"compute_capability: {api.__name__} {api.__version__} builds for {', '.join(names)}, "
-                    f"not for {self._capability}"
-                )
+            known = check_capability(api, self._capability)
             config.num_compute_capabilities = 1
             config.set_compute_capability(known, 0)
         elif self._timing_cache is not None:

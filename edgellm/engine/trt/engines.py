@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from edgellm.checkpoint.reader import Checkpoint
 from edgellm.engine.manifest import Device
 from edgellm.engine.recipe import Recipe, TensorRtRecipe
-from edgellm.engine.trt.api import Api, check_release, disable_side_by_side_fusion, load_api
+from edgellm.engine.trt.api import Api, check_capability, check_release, disable_side_by_side_fusion, load_api
 from edgellm.engine.trt.compiler import Compiler
 from edgellm.engine.trt.layer_list import LayerList
 from edgellm.engine.trt.machine import find_gpu, stamp
@@ -27,6 +27,7 @@ from edgellm.errors import ConfigError
 from edgellm.graph.export import build_tensorrt_graphs, build_tensorrt_segments
 from edgellm.graph.lowering.tensorrt import TensorRtForm
 from edgellm.graph.segments import KERNEL_WEIGHTS, save_kernel_weights
+from edgellm.kernels import nvrtc
 from edgellm.progress import Progress
 
 LAYERS_FILE: Final = "layers.json"
@@ -77,13 +78,14 @@ class EnginePlan:
         """Write what runs between the segments; the hashes of the kernels, and the layers of an engine with plugins."""
         spec, splits, arch = self.source.spec, self.form.splits, gpu_arch(self.form.compute_capability)
         layout = device_layout(self.recipe, spec, self.context)
+        roomy = replace(layout, pages=2 * layout.pages)  # so that blocks are published and restored too
         positions = layout.max_pages * layout.page
         save_kernel_weights(self.source, folder / KERNEL_WEIGHTS, positions, self.source.kv_scales)
         if self.form.form == "split":
-            return write_kernels(folder, spec, layout, splits, arch, None, progress)
+            return write_kernels(folder, spec, roomy, splits, arch, None, progress)
         step, made = planned_step(folder, spec, layout, splits), folder / f"{PLUGIN_ENGINE}.engine"
         layers[PLUGIN_ENGINE], hashes = compile_plugins(compiler, self.api, step, scratch, made, arch)
-        return hashes | write_kernels(folder, spec, layout, splits, arch, PLUGIN_ENGINE, progress)
+        return hashes | write_kernels(folder, spec, roomy, splits, arch, PLUGIN_ENGINE, progress)
 
     def _graphs(self, scratch: Path, progress: Progress | None) -> tuple[Path, ...]:
         form = TensorRtForm(self.form.activations)
@@ -152,6 +154,10 @@ def plan_engines(source: Checkpoint, recipe: Recipe, context: int, out: Path) ->
                 f"is {gpu.capability}"
             )
     plan = EnginePlan(api, source, recipe, form, context, out.with_name(f"{out.name}.timing"))
+    if plan.ahead_of_time:
+        check_capability(api, form.compute_capability)
+    if form.form != "whole":
+        nvrtc.check_installed()
     needs = plan_build(source, context, ahead_of_time=plan.ahead_of_time, form=form.form)
     check_room(needs, existing(out.parent))
     return plan

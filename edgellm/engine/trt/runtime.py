@@ -7,10 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
+
+import numpy as np
 
 from edgellm.engine.device.cuda import CudaBuffer
 from edgellm.engine.trt.api import Api, Context, Engine, load_api
 from edgellm.errors import ConfigError, ExecutionError
+
+_ALIGNMENT: Final = 256  # of the addresses of tensors
 
 
 class TensorRtEngines:
@@ -42,15 +47,19 @@ class TensorRtEngines:
         inputs = [tensor for tensor in names if engine.get_tensor_mode(tensor) == mode]
         shaped = [tensor for tensor in inputs if -1 in tuple(engine.get_tensor_shape(tensor))]
         profile = self._profile(name, engine, {tensor: tensors[tensor].shape for tensor in shaped})
-        context = self._context(name, engine, profile, stream)
+        key = self._context(name, engine, profile, stream)
+        for tensor in shaped:
+            if not self._contexts[key].set_input_shape(tensor, tensors[tensor].shape):
+                raise ConfigError(f"engine {name} does not take {tensor} {tensors[tensor].shape}")
         bound = [(tensor, tensors[tensor].address) for tensor in names]
-        shapes = [(tensor, tensors[tensor].shape) for tensor in shaped]
+        if odd := [tensor for tensor, address in bound if address % _ALIGNMENT]:
+            raise ConfigError(f"engine {name}: the buffer of {odd[0]!r} is not aligned to {_ALIGNMENT} bytes")
 
         def run() -> None:
-            for tensor, shape in shapes:
-                context.set_input_shape(tensor, shape)
+            context = self._contexts[key]  # looked up, so that closing frees it
             for tensor, address in bound:
-                context.set_tensor_address(tensor, address)
+                if not context.set_tensor_address(tensor, address):
+                    raise ExecutionError(f"engine {name} does not take the address of {tensor}")
             context.set_device_memory(self._scratch, self._scratch_bytes)
             if not context.execute_async_v3(stream):
                 raise ExecutionError(f"engine {name} could not be enqueued")
@@ -70,14 +79,14 @@ class TensorRtEngines:
         if name not in self._engines:
             path = self._folder / f"{name}.engine"
             try:
-                data = path.read_bytes()
+                data = np.memmap(path, np.uint8, "r")  # its pages need not stay in memory
             except OSError as error:
                 raise ConfigError(f"engine {path} cannot be read: {error.strerror}") from error
-            engine = self._runtime.deserialize_cuda_engine(data)
+            engine = self._runtime.deserialize_cuda_engine(data.data)
             if engine is None:
                 raise ExecutionError(f"engine {path}: TensorRT {self._api.__version__} does not load it: rebuild it")
             self._engines[name] = engine
-            self._used += len(data)
+            self._used += data.size
         return self._engines[name]
 
     def _profile(self, name: str, engine: Engine, shapes: Mapping[str, tuple[int, ...]]) -> int:
@@ -97,15 +106,15 @@ class TensorRtEngines:
                 return profile
         raise ConfigError(f"engine {name} has no profile for {dict(shapes)}")
 
-    def _context(self, name: str, engine: Engine, profile: int, stream: int) -> Context:
+    def _context(self, name: str, engine: Engine, profile: int, stream: int) -> tuple[str, int]:
         key = name, profile
         if key not in self._contexts:
             strategy = self._api.ExecutionContextAllocationStrategy.USER_MANAGED
             context = engine.create_execution_context(strategy)
             if context is None or not context.set_optimization_profile_async(profile, stream):
                 raise ExecutionError(f"engine {name}: no execution context for profile {profile}")
-            needed = int(engine.get_device_memory_size_for_profile_v2(profile))
+            needed = int(engine.device_memory_size_v2)
             if needed > self._scratch_bytes:
                 self._scratch, self._scratch_bytes = self._allocate(needed), needed
             self._contexts[key] = context
-        return self._contexts[key]
+        return key

@@ -54,15 +54,17 @@ def device_layout(recipe: Recipe, spec: ModelSpec, context: int, *, slots: int =
         page=recipe.block_tokens,
         pages=slots * max_pages + spare,
         max_pages=max_pages,
+        snapshots=1,
         nodes=recipe.tree_nodes,
         chunk=recipe.prefill_chunk,
-        mtp=spec.mtp_layers > 0,
+        mtp=spec.mtp_layers > 0 and recipe.tree_nodes > 1,
     )
 
 
 def gpu_arch(capability: str) -> str:
-    """NVRTC's name of a compute capability: "sm_110a" of "SM110"."""
-    return f"sm_{capability.removeprefix('SM')}a"
+    """NVRTC's name of a compute capability: "sm_110a" of "SM110"; below 9.0 there are no features of one chip alone."""
+    number = int(capability.removeprefix("SM"))
+    return f"sm_{number}{'a' if number >= 90 else ''}"
 
 
 def write_kernels(

@@ -36,6 +36,7 @@ LAYOUT = Layout(
     page=PAGE,
     pages=4 * CONTEXT // PAGE + 400,
     max_pages=CONTEXT // PAGE,
+    snapshots=100,
     nodes=16,
     chunk=128,
     mtp=True,

@@ -207,7 +207,7 @@ def test_the_shipped_model_calls_a_tool_as_on_the_cpu(tmp_path: Path) -> None:
     (tmp_path / "segments").mkdir()
     build_segments(OrtOps(source, recipe.weight_format()), tmp_path / "segments", np.float32)
     save_kernel_weights(source, tmp_path / "segments" / KERNEL_WEIGHTS, 512, source.kv_scales)
-    layout = Layout(io="f32", slots=1, page=64, pages=24, max_pages=8, nodes=16, chunk=256, mtp=True)
+    layout = Layout(io="f32", slots=1, page=64, pages=24, max_pages=8, snapshots=100, nodes=16, chunk=256, mtp=True)
     device = EmulatedDevice(tmp_path / "segments")
     executors = (
         OrtExecutor(cpu, slots=1, context=512, threads=1, speculation=True),

@@ -30,7 +30,7 @@ from edgellm.graph.lowering.ort import OrtOps
 from edgellm.graph.segments import KERNEL_WEIGHTS, build_segments, save_kernel_weights
 from edgellm.kernels.spec import Kernel, numpy_dtype
 
-LAYOUT = Layout(io="f32", slots=1, page=32, pages=8, max_pages=8, nodes=16, chunk=64, mtp=True)
+LAYOUT = Layout(io="f32", slots=1, page=32, pages=8, max_pages=8, snapshots=100, nodes=16, chunk=64, mtp=True)
 
 
 @dataclass(eq=False)

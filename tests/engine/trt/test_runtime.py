@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -44,7 +45,7 @@ class Context:
 
 
 class Engine:
-    """x [1, S, 8] and pool [4, 8] → y; profiles S = 1 and S = 2 … 16; they need 100 and 900 bytes."""
+    """x [1, S, 8] and pool [4, 8] → y; profiles S = 1 and S = 2 … 16; 900 bytes of scratch."""
 
     num_io_tensors = 3
     num_optimization_profiles = 2
@@ -64,8 +65,7 @@ class Engine:
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> Any:
         return [((1, 1, 8), (1, 1, 8), (1, 1, 8)), ((1, 2, 8), (1, 16, 8), (1, 16, 8))][profile_index]
 
-    def get_device_memory_size_for_profile_v2(self, profile_index: int) -> int:
-        return (100, 900)[profile_index]
+    device_memory_size_v2 = 900
 
     def create_execution_context(self, strategy: Any) -> Context:
         assert strategy == "user"
@@ -83,8 +83,8 @@ def engines(tmp_path: Path, loaded: list[Engine]) -> TensorRtEngines:
     (tmp_path / "head.engine").write_bytes(b"plan")
     (tmp_path / "old.engine").write_bytes(b"old")
 
-    def deserialize(data: bytes) -> Engine | None:
-        if data == b"old":
+    def deserialize(data: memoryview) -> Engine | None:
+        if bytes(data) == b"old":
             return None
         loaded.append(Engine())
         return loaded[-1]
@@ -102,9 +102,9 @@ def engines(tmp_path: Path, loaded: list[Engine]) -> TensorRtEngines:
 
 def tensors(tokens: int) -> dict[str, CudaBuffer]:
     return {
-        "x": CudaBuffer(1, (1, tokens, 8), F32),
-        "pool": CudaBuffer(2, (7, 8), F32),  # larger than the engine's: a fixed shape is not set
-        "y": CudaBuffer(3, (1, tokens, 8), F32),
+        "x": CudaBuffer(256, (1, tokens, 8), F32),
+        "pool": CudaBuffer(512, (7, 8), F32),  # larger than the engine's: a fixed shape is not set
+        "y": CudaBuffer(768, (1, tokens, 8), F32),
     }
 
 
@@ -117,7 +117,7 @@ def test_shapes_choose_the_profile_and_scratch_is_shared(engines: TensorRtEngine
         run()
     calls = loaded[0].contexts[0].calls
     assert calls[0] == ("profile", 0)
-    assert calls[1:] == [("x", (1, 1, 8)), ("x", 1), ("pool", 2), ("y", 3), ("scratch", 2000, 900), ("run", 7)]
+    assert calls[1:] == [("x", (1, 1, 8)), ("x", 256), ("pool", 512), ("y", 768), ("scratch", 1000, 900), ("run", 7)]
     assert [call for call in loaded[0].contexts[1].calls if call[0] in ("profile", "run")] == [
         ("profile", 1),
         ("run", 7),
@@ -141,4 +141,19 @@ def test_an_engine_that_does_not_run_is_named(engines: TensorRtEngines, loaded: 
     run = engines.prepare("head", tensors(1), 7)
     loaded[0].contexts[0].works = False
     with pytest.raises(ExecutionError, match="engine head could not be enqueued"):
+        run()
+
+
+def test_an_unaligned_buffer_is_refused(engines: TensorRtEngines) -> None:
+    with pytest.raises(ConfigError, match="the buffer of 'x' is not aligned to 256 bytes"):
+        engines.prepare("head", tensors(1) | {"x": CudaBuffer(384, (1, 1, 8), F32)}, 7)
+
+
+def test_closing_frees_the_contexts(engines: TensorRtEngines, loaded: list[Engine]) -> None:
+    run = engines.prepare("head", tensors(1), 7)
+    freed = weakref.ref(loaded[0].contexts.pop())
+    assert freed() is not None
+    engines.close()
+    assert freed() is None
+    with pytest.raises(KeyError):
         run()

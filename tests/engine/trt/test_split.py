@@ -84,7 +84,7 @@ def test_what_is_opened_answers(built: Path, bundle: Bundle, nvfp4_checkpoint: P
     """The bundle's kernels' weights, layout and memory plan, with segments of the same lowering in place of engines."""
     source = Checkpoint.open(nvfp4_checkpoint)
     build_segments(TensorRtOps(source, TensorRtForm("f32", "decoded")), tmp_path, np.float32)
-    driver = HostDriver()
+    driver = HostDriver(capacity=8 << 30)
 
     def make(bundle: Bundle) -> CudaDevice:
         return CudaDevice(lambda _: HostEngines(tmp_path, driver), driver.binary, driver=driver)
@@ -100,16 +100,16 @@ def test_what_is_opened_answers(built: Path, bundle: Bundle, nvfp4_checkpoint: P
 
 
 def test_memory_is_planned_before_anything_is_taken(bundle: Bundle) -> None:
-    layout = plan_layout(bundle, 2, 256, speculation=True, cache_bytes=None, free=8 << 30)
+    layout = plan_layout(bundle, 2, 256, speculation=True, cache_bytes=None, snapshot_bytes=None, free=8 << 30)
     assert (layout.max_pages, layout.pages) == (8, 2 * 8 + 4 * 8)
-    with pytest.raises(ConfigError, match="cache_bytes: 99999999999 bytes do not fit beside 2 slots of 256 tokens"):
-        plan_layout(bundle, 2, 256, speculation=True, cache_bytes=99999999999, free=8 << 30)
+    with pytest.raises(ConfigError, match=r"cache_bytes and snapshot_bytes: .* beside 2 slots of 256 tokens"):
+        plan_layout(bundle, 2, 256, speculation=True, cache_bytes=99999999999, snapshot_bytes=None, free=8 << 30)
     with pytest.raises(ConfigError, match=r"slots of 256 tokens need .* ask for"):
-        plan_layout(bundle, 2, 256, speculation=True, cache_bytes=None, free=2 << 30)
+        plan_layout(bundle, 2, 256, speculation=True, cache_bytes=None, snapshot_bytes=None, free=2 << 30)
 
 
 def test_other_slots_and_pages_need_no_compiler(built: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = plan_layout(bundle, 3, 256, speculation=True, cache_bytes=1 << 22, free=8 << 30)
+    layout = plan_layout(bundle, 3, 256, speculation=True, cache_bytes=1 << 22, snapshot_bytes=None, free=8 << 30)
     device = opening.SymbolicDevice()
     opening.exercise(opening._executor(device, bundle, layout))
     monkeypatch.setattr("edgellm.kernels.nvrtc.compile_kernel", None)
@@ -120,7 +120,7 @@ def test_other_slots_and_pages_need_no_compiler(built: Path, bundle: Bundle, mon
 def test_a_context_that_was_not_built_is_compiled_or_refused(
     built: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layout = plan_layout(bundle, 1, 96, speculation=True, cache_bytes=None, free=8 << 30)
+    layout = plan_layout(bundle, 1, 96, speculation=True, cache_bytes=None, snapshot_bytes=None, free=8 << 30)
     device = opening.SymbolicDevice()
     opening.exercise(opening._executor(device, bundle, layout))
     find = kernel_binaries(built, "sm_120a")
