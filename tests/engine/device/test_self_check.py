@@ -7,9 +7,14 @@ import numpy as np
 import pytest
 
 from edgellm.checkpoint.reader import Checkpoint
+from edgellm.engine import self_check
+from edgellm.engine.bundle import Bundle
+from edgellm.engine.device.emulated import EmulatedDevice
+from edgellm.engine.device.exercise import exercise
 from edgellm.engine.device.memory import Layout
 from edgellm.engine.self_check import MOST_DIVERGENCE, check_device, compare
 from edgellm.engine.tensorrt import DeviceExecutor
+from edgellm.errors import ConfigError
 
 
 def test_a_device_that_computes_right_passes(
@@ -29,6 +34,52 @@ def test_a_device_with_one_wrong_kernel_fails(
     taps = executor.model.constants["taps.0"]
     executor._device.upload(taps, executor._device.download(taps)[::-1])
     assert not check_device(executor, quantized, layout, tmp_path).passed
+
+
+@pytest.mark.parametrize("kind", ["one row", "a tree", "prefill", "drafts"])
+def test_every_kind_of_step_is_looked_at(
+    executor: DeviceExecutor,
+    quantized: Checkpoint,
+    layout: Layout,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    """A profile that is compiled wrongly shows, whichever it is."""
+    device: Any = executor.model.device
+    run, rows = device._run, {"one row": 1, "a tree": layout.nodes, "prefill": layout.chunk}.get(kind)
+
+    def wrong(engine: str, arrays: dict[str, Any]) -> None:
+        run(engine, arrays)
+        if engine == "mtp_out" if kind == "drafts" else engine == "segment_02" and arrays["residual"].shape[1] == rows:
+            arrays["hidden" if kind == "drafts" else "qkv"][...] *= -1
+
+    monkeypatch.setattr(device, "_run", wrong)
+    assert not check_device(executor, quantized, layout, tmp_path).passed
+
+
+def test_a_bundle_is_checked_without_room_for_a_cache(
+    segments: Path, quantized: Checkpoint, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Layout] = []
+
+    def open_emulated(bundle: Bundle, *, slots: int, context: int, **options: Any) -> DeviceExecutor:
+        assert options == {"speculation": True, "cache_bytes": 0, "snapshot_bytes": 0}
+        pages = context // 32
+        layout = Layout("f32", slots, 32, pages=pages, max_pages=pages, snapshots=0, nodes=16, chunk=128, mtp=True)
+        opened.append(layout)
+        made = DeviceExecutor(EmulatedDevice(segments), segments, quantized.spec, layout, splits=2, fingerprint="")
+        exercise(made)
+        return made
+
+    monkeypatch.setattr(self_check, "open_device", open_emulated)
+    before = sorted(path.name for path in bundle.path.parent.iterdir())
+    assert self_check.check_bundle(bundle.path, quantized).passed
+    assert len(opened) == 1
+    assert sorted(path.name for path in bundle.path.parent.iterdir()) == before
+    monkeypatch.setattr(self_check, "_cpu_bytes", lambda source: 1 << 60)
+    with pytest.raises(ConfigError, match="the self-check needs 1152921504606846976 bytes of disk"):
+        self_check.check_bundle(bundle.path, quantized)
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])

@@ -48,7 +48,7 @@ def test_what_the_27b_recipe_launches_is_what_is_compiled_and_checked(folder: Pa
         slots=1,
         page=recipe.block_tokens,
         pages=2 * 2048,
-        max_pages=2 * 2048,
+        max_pages=2048,
         snapshots=1,
         nodes=recipe.tree_nodes,
         chunk=recipe.prefill_chunk,

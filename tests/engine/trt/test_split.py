@@ -25,6 +25,7 @@ from edgellm.engine.trt.split import KERNELS, kernel_binaries
 from edgellm.errors import BundleError, ConfigError
 from edgellm.graph.lowering.tensorrt import TensorRtForm, TensorRtOps
 from edgellm.graph.segments import build_segments
+from edgellm.kernels.spec import Kernel
 
 pytest.importorskip("tensorrt_rtx_bindings", reason="needs the extra tensorrt-rtx")
 pytest.importorskip("cuda.bindings.nvrtc", reason="needs the extra kernels")
@@ -97,6 +98,41 @@ def test_what_is_opened_answers(built: Path, bundle: Bundle, nvfp4_checkpoint: P
     rows = executor.advance([Chunk(0, list(range(40)), True)])
     assert np.isfinite(rows.row(0)).all()
     executor.close()
+
+
+@needs_compiler
+def test_it_opens_without_speculation_and_cache(built: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And needs no kernel that the bundle lacks."""
+    driver, find = HostDriver(capacity=8 << 30), kernel_binaries(built, "sm_120a")
+    wanted: list[str] = []
+    monkeypatch.setattr("edgellm.kernels.nvrtc.compile_kernel", None)
+
+    def binary(kernel: Kernel, sizes: Any) -> bytes:
+        wanted.append(kernel.name)
+        find(kernel, sizes)
+        return driver.binary(kernel, sizes)
+
+    def make(bundle: Bundle) -> CudaDevice:
+        return CudaDevice(lambda _: _Nothing(), binary, driver=driver)
+
+    for speculation in (False, True):
+        executor = open_device(
+            bundle, slots=1, context=256, speculation=speculation, cache_bytes=0, snapshot_bytes=0, make=make
+        )
+        assert (executor.info.max_blocks, executor.info.max_snapshots) == (0, 0)
+        assert (executor.info.draft_top_k > 0) is speculation
+        executor.close()
+    assert {"gdn_prefill", "kv_commit", "draft_topk"} <= set(wanted)
+
+
+class _Nothing:
+    used = 0
+
+    def prepare(self, name: str, tensors: Any, stream: int) -> Any:
+        return lambda: None
+
+    def close(self) -> None:
+        pass
 
 
 def test_memory_is_planned_before_anything_is_taken(bundle: Bundle) -> None:
