@@ -7,6 +7,7 @@ the commands, so that `--help` is quick.
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -93,6 +94,7 @@ def build(
     from edgellm.memory_watch import watched_memory
     from edgellm.progress import bars
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # or a half bundle would stay
     source = Checkpoint.open(resolve(checkpoint, revision=revision, offline=offline))
     name, chosen = choose_recipe(source, recipe, target)
     with watched_memory() as peak, bars(err) as progress:

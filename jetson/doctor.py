@@ -91,10 +91,12 @@ def _disk() -> Finding:
 def _bundle(path: Path, machine: Machine) -> Finding:
     from edgellm.engine.bundle import Bundle
 
+    if not path.is_dir():
+        return Finding("bundle", "fail", f"{path} is no folder", "give the folder that `edgellm build` wrote")
     try:
         bundle = Bundle.open(path, verify="full")
     except EdgeLLMError as error:
-        return Finding("bundle", "fail", str(error), "build it again")
+        return Finding("bundle", "fail", str(error), "see `edgellm build`, where the message does not say what to do")
     needed, available = sum(entry.bytes for entry in bundle.manifest.files), machine.memory.available
     if needed > available:
         seen = f"needs {needed} bytes for its files alone, {available} are available"

@@ -70,7 +70,10 @@ def build_bundle(
     sampling = recommended_sampling(source.generation_config)
     context = recipe.context or source.spec.max_positions
     if context > source.spec.max_positions:
-        raise ConfigError(f"context {context} exceeds the checkpoint's {source.spec.max_positions} positions")
+        raise ConfigError(
+            f"the recipe's context {context} exceeds the checkpoint's {source.spec.max_positions} positions: give a "
+            "recipe file with a smaller one"
+        )
     target = Path(out)
     graphs: OrtGraphs | EnginePlan
     if recipe.target == "ort-cpu":

@@ -23,7 +23,7 @@ from edgellm.engine.trt.api import TENSORRT_TARGETS, release
 from edgellm.engine.trt.machine import misfit
 from edgellm.errors import BundleError, ConfigError
 
-TARGETS: Final = ("ort-cpu",)  # what this installation has executors for
+TARGETS: Final = ("ort-cpu", *TENSORRT_TARGETS)
 FULL_BELOW: Final = 1 << 30  # total bytes below which every file is hashed by default
 SMALL: Final = 64 << 20  # files up to this size are hashed even by "quick"
 _CHUNK: Final = 16 << 20
@@ -90,7 +90,7 @@ def _check_fit(folder: Path, manifest: Manifest) -> None:
         return
     if manifest.target not in TARGETS:
         raise BundleError(
-            f"{folder} was built for {manifest.target!r}; this installation runs {', '.join(TARGETS)}: rebuild it here"
+            f"{folder} was built for {manifest.target!r}; this version runs {', '.join(TARGETS)}: rebuild it here"
         )
     installed = importlib.metadata.version("onnxruntime")
     if release(installed) < release(manifest.onnxruntime):

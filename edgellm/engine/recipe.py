@@ -158,7 +158,7 @@ class Recipe:
                     if name in given:
                         raise ConfigError(_unused(name, given["target"]))
             if "tensorrt" in given:
-                given["tensorrt"] = _tensorrt(given["tensorrt"], where)
+                given["tensorrt"] = _tensorrt(given["tensorrt"])
             if "speculation" in given:
                 given["speculation"] = _speculation(given["speculation"], where)
             return cls(**given)
@@ -201,10 +201,10 @@ def _speculation(values: Any, where: str) -> SpeculationParams:
     return SpeculationParams(**values)
 
 
-def _tensorrt(values: Any, where: str) -> TensorRtRecipe:
+def _tensorrt(values: Any) -> TensorRtRecipe:
     if not isinstance(values, Mapping):
         raise ConfigError("tensorrt must be a table")
-    _refuse_unknown(values, {entry.name for entry in fields(TensorRtRecipe)}, f"{where}: [tensorrt]")
+    _refuse_unknown(values, {entry.name for entry in fields(TensorRtRecipe)}, "[tensorrt]")
     given = dict(values)
     if "compute_capability" not in given:
         raise ConfigError("tensorrt.compute_capability is missing")
