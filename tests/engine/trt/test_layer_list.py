@@ -63,8 +63,8 @@ def test_layers_of_two_profiles() -> None:
     assert attention.is_attention
     assert attention.inputs[0].shape == (1, 2, -1, 64)
     assert (shapes.inputs, shapes.outputs, shapes.tactic) == ((), (), "")
-    assert found.of_profile(0).counts() == {"layers": 1, "attention": 0, "fp4_products": 1, "products": 1}
-    assert found.of_profile(1).counts() == {"layers": 2, "attention": 1, "fp4_products": 0, "products": 0}
+    assert found.of_profile(0).counts() == {"layers": 1, "attention": 0, "fp4_products": 1}
+    assert found.of_profile(1).counts() == {"layers": 2, "attention": 1, "fp4_products": 0}
 
 
 def test_the_form_of_tensorrt_10() -> None:
