@@ -108,17 +108,21 @@ def build(
         err.print(f"note: {warning}", markup=False, soft_wrap=True)
     err.print(f"built {out} by recipe {name}; {peak}", markup=False, soft_wrap=True)
     if self_check and chosen.target == "tensorrt" and chosen.tensorrt is not None and chosen.tensorrt.form != "whole":
-        from edgellm.engine.self_check import MOST_DIVERGENCE, check_bundle
+        from edgellm.engine.self_check import check_bundle, set_aside
 
         with err.status("self-check: first tokens on the GPU and on the CPU"):
-            found = check_bundle(out, source)
+            try:
+                found = check_bundle(out, source)
+            except (EdgeLLMError, ValueError) as error:
+                raise EdgeLLMError(f"{out} is built but could not be compared with the CPU: {error}") from error
         err.print(
-            f"self-check: divergence {found.divergence:.4f} nats (limit {MOST_DIVERGENCE}), same best token in "
-            f"{found.agreement:.0%} of the rows and {found.drafts:.0%} of the drafts, logits differ by "
+            f"self-check: divergence {found.divergence:.4f} nats (limit {found.limit:.4f}), same best token in "
+            f"{found.agreement:.0%} of the rows, {found.drafts:.0%} of the drafts are the CPU's (limit "
+            f"{found.least_drafts:.0%}), logits differ by "
             f"{found.largest:.2f} standard deviations at most"
         )
         if not found.passed:
-            kept = out.rename(out.with_name(f"{out.name}.failed"))
+            kept = set_aside(out)
             raise EdgeLLMError(f"{kept} answers otherwise than the CPU: do not use it")
 
 

@@ -26,6 +26,7 @@ HalfPrecision = Literal["bf16", "f16"]
 EngineForm = Literal["whole", "split", "plugins"]
 MAX_CONTEXT: Final = 1 << 24
 PAGE_TILE: Final = 32  # tokens that attention kernels read at a time
+_ALIGNED_NODES: Final = 4  # capsules of so many nodes and any multiple of 16 value heads start on 256 bytes
 _ORT_ONLY: Final = ("precision", "block_size", "accuracy_level", "activations")
 
 
@@ -129,6 +130,11 @@ class Recipe:
     def _check_split(self, form: TensorRtRecipe) -> None:
         if form.form == "plugins" and self.target != "tensorrt":
             raise ConfigError(f"tensorrt.form plugins needs target tensorrt: {self.target} has no plugins from Python")
+        if form.form == "plugins" and self.tree_nodes % _ALIGNED_NODES:
+            raise ConfigError(
+                f"tree_nodes must be a multiple of {_ALIGNED_NODES} in the form plugins, got {self.tree_nodes}: what a "
+                "tree leaves behind for each layer is bound to the engine, which takes aligned addresses alone"
+            )
         if self.kv != "fp8":
             raise ConfigError(f"kv must be fp8 in the form {form.form}, whose kernels read it, got {self.kv!r}")
         if form.profiles not in ((1, self.tree_nodes), (1,)):

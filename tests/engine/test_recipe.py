@@ -120,6 +120,14 @@ def test_wrong_recipes_for_devices_are_named(tmp_path: Path, old: str, new: str,
     assert "mine.toml" in str(caught.value)
 
 
+def test_the_plugins_trees_leave_aligned_capsules(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    changed = DEVICE.replace('"SM110"', '"SM110"\nform = "plugins"\nprofiles = [1, 10]').replace('"bf16"', '"fp8"')
+    path.write_text(changed.replace("[tensorrt]", "tree_nodes = 10\n[tensorrt]"))
+    with pytest.raises(ConfigError, match="tree_nodes must be a multiple of 4 in the form plugins, got 10"):
+        load_recipe(path)
+
+
 def test_no_such_recipe() -> None:
     with pytest.raises(ConfigError, match="cpu-int8"):
         load_recipe("gpu")

@@ -96,7 +96,7 @@ class EmulatedDevice:
 
     def _run(self, engine: str, arrays: dict[str, Array]) -> None:
         session = self._session(engine)
-        inputs = {value.name: arrays[value.name] for value in session.get_inputs()}
+        inputs = {value.name: _as_f32(arrays[value.name]) for value in session.get_inputs()}
         names = [value.name for value in session.get_outputs()]
         for name, made in zip(names, session.run(names, inputs), strict=True):
             arrays[name][...] = made.reshape(arrays[name].shape)
@@ -104,6 +104,11 @@ class EmulatedDevice:
 
 def _array(buffer: Buffer) -> Array:
     return cast(Array, buffer)
+
+
+def _as_f32(array: Array) -> Array:
+    """Activations of another width widened: the segments are in float32."""
+    return array if array.dtype.kind in "iub" else array.astype(np.float32, copy=False)
 
 
 def _arrays(tensors: Any) -> dict[str, Array]:

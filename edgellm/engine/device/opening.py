@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Final
 
@@ -16,6 +17,8 @@ from edgellm.engine.trt.plugins import PLUGIN_ENGINE
 from edgellm.engine.trt.runtime import TensorRtEngines
 from edgellm.engine.trt.split import gpu_arch, kernel_binaries
 from edgellm.errors import BundleError, ConfigError
+
+logger = logging.getLogger(__name__)
 
 _SHARE: Final = 0.4  # of the free memory, for what the cache keeps when nobody says how much
 _PATHS: Final = 4  # and never more than so many full contexts
@@ -100,23 +103,40 @@ def plan_layout(
     engines = sum(entry.bytes for entry in manifest.files if entry.name.endswith(".engine"))
     available = free - engines - _HEADROOM
     if needed > available:
-        per_slot = (needed - executor.info.snapshot_bytes) // slots
         raise ConfigError(
             f"{slots} slots of {context} tokens need {needed / 2**30:.1f} GiB beside {engines / 2**30:.1f} GiB of "
             f"engines and {_HEADROOM / 2**30:.0f} GiB of headroom, and {max(available, 0) / 2**30:.1f} GiB are left: "
-            f"ask for {max(available, 0) // max(per_slot, 1)} slots or a shorter context"
+            f"ask for fewer slots{'' if manifest.device.form == 'plugins' else ' or a shorter context'}"
         )
-    kept = executor.info.snapshot_bytes
-    paths = min(_PATHS, (available - needed) * _SHARE / (max_pages * page + _SNAPSHOTS * kept))
+    for flag, value in (("cache_bytes", cache_bytes), ("snapshot_bytes", snapshot_bytes)):
+        if value is not None and value < 0:
+            raise ConfigError(f"{flag}: {value} is negative")
+    if cache_bytes == 0 or snapshot_bytes == 0:  # the cache is off
+        return _layout(manifest, slots, max_pages, slots * max_pages, 0, speculation)
+    kept, left = executor.info.snapshot_bytes, available - needed
+    given = (cache_bytes or 0) + (snapshot_bytes or 0)
+    if given > left:
+        raise ConfigError(
+            f"cache_bytes and snapshot_bytes: {cache_bytes or 0} and {snapshot_bytes or 0} bytes do not fit beside "
+            f"{slots} slots of {context} tokens: {left} are left for both"
+        )
+    share = max(left * _SHARE - given, 0)
+    path = (0 if cache_bytes else max_pages * page) + (0 if snapshot_bytes else _SNAPSHOTS * kept)
+    paths = min(_PATHS, share / max(path, 1))
     spare = int(paths * max_pages) if cache_bytes is None else cache_bytes // page
     snapshots = int(paths * _SNAPSHOTS) if snapshot_bytes is None else snapshot_bytes // kept
-    if needed + spare * page + snapshots * kept > available:
-        raise ConfigError(
-            f"cache_bytes and snapshot_bytes: {spare * page} and {snapshots * kept} bytes do not fit beside {slots} "
-            f"slots of {context} tokens: {available - needed} are left for both"
+    if spare < max_pages or snapshots < 2:
+        logger.warning(
+            "prefix cache: %d KV pages and %d snapshots fit beside %d slots of %d tokens, a sequence needs %d and 2: "
+            "long prompts will not be cached",
+            spare,
+            snapshots,
+            slots,
+            context,
+            max_pages,
         )
-    if cache_bytes == 0 or snapshot_bytes == 0:
-        spare = snapshots = 0  # the cache is off
+    if not snapshots:
+        spare = 0  # nothing could be restored
     return _layout(manifest, slots, max_pages, slots * max_pages + spare, snapshots, speculation)
 
 

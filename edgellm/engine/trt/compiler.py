@@ -66,14 +66,14 @@ class Compiler:
         kind = self._api.NetworkDefinitionCreationFlag.STRONGLY_TYPED
         network = self._builder.create_network(1 << int(kind))
         parser = self._api.OnnxParser(network, self._logger)
-        weights = self._parse(parser, graph)
-        config = self._configure(graph, profiles)
-        if plugins is not None:
-            plugins(network)
-            config.set_preview_feature(self._api.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
         steps = _Steps(f"engine {graph.stem}", self._progress)
-        config.progress_monitor = steps.monitor(self._api)
         with steps.stopped_by_interrupt():
+            weights = self._parse(parser, graph)
+            config = self._configure(graph, profiles)
+            if plugins is not None:
+                plugins(network)
+                config.set_preview_feature(self._api.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+            config.progress_monitor = steps.monitor(self._api)
             engine = self._builder.build_serialized_network(network, config)
         del weights  # TensorRT refers to it up to here
         if steps.raised is not None:
@@ -183,7 +183,7 @@ class _Steps:
 
     @contextmanager
     def stopped_by_interrupt(self) -> Iterator[None]:
-        """Ctrl-C is remembered: raised in one of TensorRT's calls of Python it would be swallowed."""
+        """SIGINT and SIGTERM are remembered: raised in one of TensorRT's calls of Python they would be swallowed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -191,11 +191,12 @@ class _Steps:
         def remember(*_: object) -> None:
             self.raised = KeyboardInterrupt()
 
-        former = signal.signal(signal.SIGINT, remember)
+        former = {number: signal.signal(number, remember) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, former)
+            for number, handler in former.items():
+                signal.signal(number, handler)
 
     def _start(self, name: str, parent: str | None, steps: int) -> None:
         if parent is None:

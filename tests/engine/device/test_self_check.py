@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from edgellm.engine.bundle import Bundle
 from edgellm.engine.device.emulated import EmulatedDevice
 from edgellm.engine.device.exercise import exercise
 from edgellm.engine.device.memory import Layout
-from edgellm.engine.self_check import MOST_DIVERGENCE, check_device, compare
+from edgellm.engine.self_check import MOST_DIVERGENCE, check_device, compare, set_aside
 from edgellm.engine.tensorrt import DeviceExecutor
 from edgellm.errors import ConfigError
 
@@ -36,7 +37,36 @@ def test_a_device_with_one_wrong_kernel_fails(
     assert not check_device(executor, quantized, layout, tmp_path).passed
 
 
-@pytest.mark.parametrize("kind", ["one row", "a tree", "prefill", "drafts"])
+@pytest.fixture
+def narrow(segments: Path, quantized: Checkpoint, layout: Layout) -> DeviceExecutor:
+    """A device that computes right, in bfloat16."""
+    made = replace(layout, io="bf16")
+    return DeviceExecutor(EmulatedDevice(segments), segments, quantized.spec, made, splits=2, fingerprint="")
+
+
+def test_rounding_of_activations_is_no_failure(narrow: DeviceExecutor, quantized: Checkpoint, tmp_path: Path) -> None:
+    """How much that is depends on the model: it is measured."""
+    found = check_device(narrow, quantized, narrow.model.layout, tmp_path)
+    assert found.passed
+    assert found.divergence > 0
+
+
+def test_a_wrong_kernel_shows_beside_rounding(narrow: DeviceExecutor, quantized: Checkpoint, tmp_path: Path) -> None:
+    taps = narrow.model.constants["taps.0"]
+    narrow._device.upload(taps, narrow._device.download(taps)[::-1])
+    assert not check_device(narrow, quantized, narrow.model.layout, tmp_path).passed
+
+
+def test_a_bundle_that_failed_is_kept_beside_those_that_failed_before(tmp_path: Path) -> None:
+    for name in ("x.failed", "x.failed2", "x.failed3"):
+        (tmp_path / "x").mkdir()
+        (tmp_path / "x" / "file").touch()
+        assert set_aside(tmp_path / "x") == tmp_path / name
+        assert (tmp_path / name / "file").is_file()
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("kind", ["one row", "a tree", "prefill", "drafts", "one draft", "several drafts"])
 def test_every_kind_of_step_is_looked_at(
     executor: DeviceExecutor,
     quantized: Checkpoint,
@@ -47,12 +77,14 @@ def test_every_kind_of_step_is_looked_at(
 ) -> None:
     """A profile that is compiled wrongly shows, whichever it is."""
     device: Any = executor.model.device
-    run, rows = device._run, {"one row": 1, "a tree": layout.nodes, "prefill": layout.chunk}.get(kind)
+    of = {"one row": 1, "one draft": 1, "several drafts": layout.nodes, "a tree": layout.nodes}
+    run, rows = device._run, of.get(kind, layout.chunk)
 
     def wrong(engine: str, arrays: dict[str, Any]) -> None:
         run(engine, arrays)
-        if engine == "mtp_out" if kind == "drafts" else engine == "segment_02" and arrays["residual"].shape[1] == rows:
-            arrays["hidden" if kind == "drafts" else "qkv"][...] *= -1
+        engines = {"mtp_out": "hidden"} if "draft" in kind else {"segment_02": "qkv"}
+        if engine in engines and (kind == "drafts" or arrays["residual"].shape[1] == rows):
+            arrays[engines[engine]][...] *= -1
 
     monkeypatch.setattr(device, "_run", wrong)
     assert not check_device(executor, quantized, layout, tmp_path).passed

@@ -182,7 +182,11 @@ def raise_it() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("interrupt", [raise_it, lambda: signal.raise_signal(signal.SIGINT)], ids=["raised", "Ctrl-C"])
+@pytest.mark.parametrize(
+    "interrupt",
+    [raise_it, lambda: signal.raise_signal(signal.SIGINT), lambda: signal.raise_signal(signal.SIGTERM)],
+    ids=["raised", "Ctrl-C", "terminated"],
+)
 def test_a_build_that_is_stopped_leaves_nothing(
     nvfp4_checkpoint: Path, tmp_path: Path, interrupt: Callable[[], None]
 ) -> None:

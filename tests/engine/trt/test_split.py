@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from edgellm.engine.builder import build_bundle
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.device import opening
 from edgellm.engine.device.cuda import CudaDevice
+from edgellm.engine.device.memory import Layout
 from edgellm.engine.device.opening import open_device, plan_layout
 from edgellm.engine.recipe import Recipe, TensorRtRecipe, load_recipe
 from edgellm.engine.trt.engines import LAYERS_FILE, read_layers
@@ -142,6 +144,31 @@ def test_memory_is_planned_before_anything_is_taken(bundle: Bundle) -> None:
         plan_layout(bundle, 2, 256, speculation=True, cache_bytes=99999999999, snapshot_bytes=None, free=8 << 30)
     with pytest.raises(ConfigError, match=r"slots of 256 tokens need .* ask for"):
         plan_layout(bundle, 2, 256, speculation=True, cache_bytes=None, snapshot_bytes=None, free=2 << 30)
+
+
+def test_flags_of_the_pools(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> None:
+    def plan(cache: int | None, snapshots: int | None, free: int = 8 << 30) -> Layout:
+        return plan_layout(bundle, 2, 256, speculation=True, cache_bytes=cache, snapshot_bytes=snapshots, free=free)
+
+    assert (plan(0, 1 << 40).pages, plan(0, 1 << 40).snapshots) == (16, 0), "off, whatever the other flag says"
+    with pytest.raises(ConfigError, match="cache_bytes: -1 is negative"):
+        plan(-1, None)
+    assert plan(1 << 22, None).snapshots > 2
+    assert not caplog.text
+    page = plan(1 << 22, None).pages
+    least = next(free for free in range(4 << 30, 8 << 30, 1 << 20) if _fits(lambda free=free: plan(None, None, free)))
+    small = plan(None, None, least)
+    assert "long prompts will not be cached" in caplog.text
+    assert small.pages < page
+    assert small.snapshots or small.pages == 16, "pages that nothing could be restored from are not taken"
+
+
+def _fits(plan: Callable[[], Layout]) -> bool:
+    try:
+        plan()
+    except ConfigError:
+        return False
+    return True
 
 
 def test_other_slots_and_pages_need_no_compiler(built: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
