@@ -54,7 +54,7 @@ def time_depth(
     rates: list[float] = []
     for _ in range(rounds):
         before = bandwidth()
-        steps = [_timed(lambda: executor.advance([Chunk(0, tokens[:1], True)])) for _ in range(1 + _STEPS)]
+        steps = [timed(lambda: executor.advance([Chunk(0, tokens[:1], True)])) for _ in range(1 + _STEPS)]
         decode.append(statistics.median(steps[1:]))  # the first one finds the caches full of something else
         rates.append((before + bandwidth()) / 2)
     chain: list[float] = []
@@ -63,8 +63,8 @@ def time_depth(
         report(f"16-node tree against 16-token chain at {depth}")
         nodes = TokenTree(0, [int(t) for t in tokens[:16]], TREE_PARENTS)
         for _ in range(max(4, rounds // 2)):  # interleaved: both see the same noise
-            chain.append(_timed(lambda: executor.advance([Chunk(0, tokens[:16], True)])))
-            tree.append(_timed(lambda: executor.verify(nodes)))
+            chain.append(timed(lambda: executor.advance([Chunk(0, tokens[:16], True)])))
+            tree.append(timed(lambda: executor.verify(nodes)))
     size = min(512, info.max_chunk, info.max_tokens - executor.length(0) - 16)
     prefill: list[float] = []
     if size > 0:
@@ -72,7 +72,7 @@ def time_depth(
         for _ in range(3):
             if executor.length(0) + size > info.max_tokens:
                 break
-            prefill.append(_timed(lambda: executor.advance([Chunk(0, tokens[:size], True)])))
+            prefill.append(timed(lambda: executor.advance([Chunk(0, tokens[:size], True)])))
     return DepthTiming(
         depth=depth,
         decode_s=statistics.median(decode),
@@ -97,7 +97,7 @@ def time_restore(executor: Executor, length: int, *, rounds: int = 5) -> float:
     copies = [_publish_all(executor, length) for _ in range(2)]
     snapshot = executor.snapshot(0)
     times = [
-        _timed(lambda blocks=copies[turn % 2]: executor.restore(1, length, blocks, snapshot))  # type: ignore[misc]
+        timed(lambda blocks=copies[turn % 2]: executor.restore(1, length, blocks, snapshot))  # type: ignore[misc]
         for turn in range(rounds + 2)
     ]
     for ref in (*copies[0], *copies[1]):
@@ -117,7 +117,8 @@ def _fill(executor: Executor, tokens: np.ndarray[tuple[int], np.dtype[np.int64]]
         executor.advance([Chunk(0, tokens[start : start + step], False)])
 
 
-def _timed(call: Callable[[], object]) -> float:
+def timed(call: Callable[[], object]) -> float:
+    """Seconds on the wall clock."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start

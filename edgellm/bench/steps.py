@@ -9,13 +9,12 @@ import argparse
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from edgellm.bench.executor import time_depth, time_restore
+from edgellm.bench.executor import time_depth, time_restore, timed
 from edgellm.engine.base import Chunk, DraftNodes, Executor
 from edgellm.engine.bundle import Bundle
 from edgellm.engine.registry import open_executor
@@ -132,11 +131,7 @@ def _snapshots(executor: Executor) -> dict[str, float]:
 
 
 def _median(call: Callable[[], object]) -> float:
-    times = []
-    for _ in range(_ROUNDS + 1):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
+    times = [timed(call) for _ in range(_ROUNDS + 1)]
     return statistics.median(times[1:])
 
 

@@ -1,18 +1,12 @@
-"""Published blocks and snapshots of the ONNX Runtime executor, by reference.
-
-What must stay true: a reference is never reused, so one that was freed can never name something else.
-"""
+"""Published blocks and snapshots of the ONNX Runtime executor, by reference."""
 
 from __future__ import annotations
 
 import itertools
-from typing import TypeVar
 
 from edgellm.engine.base import BlockRef, SnapshotRef
 from edgellm.engine.ort_memory import Block, Pools, Snapshot
-
-_Ref = TypeVar("_Ref", BlockRef, SnapshotRef)
-_Kept = TypeVar("_Kept")
+from edgellm.engine.references import References
 
 
 class Store:
@@ -20,38 +14,32 @@ class Store:
 
     def __init__(self, pools: Pools) -> None:
         self._pools = pools
-        self._blocks: dict[BlockRef, Block] = {}
-        self._snapshots: dict[SnapshotRef, Snapshot] = {}
-        self._next = itertools.count(1)
+        numbers = itertools.count(1)
+        self._blocks = References[BlockRef, Block](BlockRef, numbers)
+        self._snapshots = References[SnapshotRef, Snapshot](SnapshotRef, numbers)
 
     def keep_block(self, block: Block) -> BlockRef:
-        ref = BlockRef(next(self._next))
-        self._blocks[ref] = block
-        return ref
+        return self._blocks.keep(block)
 
     def keep_snapshot(self, kept: Snapshot) -> SnapshotRef:
-        ref = SnapshotRef(next(self._next))
-        self._snapshots[ref] = kept
-        return ref
+        return self._snapshots.keep(kept)
 
     def block(self, ref: BlockRef) -> Block:
-        return _live(self._blocks, ref)
+        return self._blocks.get(ref)
 
     def snapshot(self, ref: SnapshotRef) -> Snapshot:
-        return _live(self._snapshots, ref)
+        return self._snapshots.get(ref)
 
     def free_block(self, ref: BlockRef) -> None:
-        self._pools.release(_live(self._blocks, ref))
-        del self._blocks[ref]
+        self._pools.release(self._blocks.drop(ref))
 
     def free_snapshot(self, ref: SnapshotRef) -> None:
-        _live(self._snapshots, ref)
-        del self._snapshots[ref]
+        self._snapshots.drop(ref)
 
     def clear(self) -> None:
         """Free everything."""
-        for ref in list(self._blocks):
-            self.free_block(ref)
+        for block in self._blocks.clear():
+            self._pools.release(block)
         self._snapshots.clear()
 
     def memory(self) -> dict[str, int]:
@@ -62,9 +50,3 @@ class Store:
             "n_blocks": len(self._blocks),
             "n_snapshots": len(self._snapshots),
         }
-
-
-def _live(table: dict[_Ref, _Kept], ref: _Ref) -> _Kept:
-    if ref not in table:
-        raise ValueError(f"reference {ref} was freed or never existed")
-    return table[ref]

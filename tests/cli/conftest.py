@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
-
-from edgellm.cli import app
-
-Run = Callable[..., Result]
+from command_line import Run, edgellm
 
 
 @pytest.fixture(scope="session")
 def run() -> Run:
-    """Runs `edgellm ARGS`; exit status, stdout, stderr and the exception are in the result."""
-    runner = CliRunner()
-    return lambda *args: runner.invoke(app, [str(arg) for arg in args])
+    return edgellm
 
 
 @pytest.fixture(scope="session")

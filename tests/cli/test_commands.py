@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from command_line import Run
 
 from edgellm.checkpoint.reader import Checkpoint
 from edgellm.errors import BundleError, ConfigError
-
-Run = Callable[..., Result]
 
 
 def generated(run: Run, *args: object) -> dict[str, Any]:

@@ -8,17 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from click.testing import Result
+from command_line import Run
 
 from edgellm.errors import ConfigError
 
-Run = Callable[..., Result]
 HI = [{"role": "user", "content": "confidential"}]
 
 

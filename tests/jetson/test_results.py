@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
+from command_line import Run, edgellm
 from rich.console import Console
-from typer.testing import CliRunner
 
 from edgellm.bench.report import print_table
-from edgellm.cli import app
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
 def run() -> Run:
-    runner = CliRunner()
-    return lambda *args: runner.invoke(app, [str(arg) for arg in args])
+    return edgellm
 
 
 @pytest.fixture(scope="module")

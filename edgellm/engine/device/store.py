@@ -1,13 +1,12 @@
 """Published blocks and snapshots of a device, by reference: pages with counts, and copies of recurrent states.
 
-What must stay true: a reference is never reused; no memory is taken after opening: a freed snapshot's serves the next.
+What must stay true: no memory is taken after opening: a freed snapshot's serves the next.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 
@@ -18,11 +17,9 @@ from edgellm.engine.device.pages import PagePool
 from edgellm.engine.device.programs import Programs
 from edgellm.engine.device.rows import Model
 from edgellm.engine.payload import pack, unpack
+from edgellm.engine.references import References
 from edgellm.errors import ExecutionError
 from edgellm.kernels.attention import KV_COPY_PAGE
-
-_Ref = TypeVar("_Ref", BlockRef, SnapshotRef)
-_Kept = TypeVar("_Kept")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +48,17 @@ class DeviceStore:
     def __init__(self, model: Model, programs: Programs, state: State, fingerprint: str) -> None:
         self.pages = PagePool(model.layout.pages)
         self._model, self._programs, self._fingerprint = model, programs, fingerprint
-        self._blocks: dict[BlockRef, KeptBlock] = {}
-        self._snapshots: dict[SnapshotRef, KeptState] = {}
+        numbers = itertools.count(1)
+        self._blocks = References[BlockRef, KeptBlock](BlockRef, numbers)
+        self._snapshots = References[SnapshotRef, KeptState](SnapshotRef, numbers)
         self._unused = [State(model.device, model.spec, model.layout) for _ in range(model.layout.snapshots)]
         self._state_forms = [(part.shape, part.dtype) for part in state.parts]
-        self._next = itertools.count(1)
         self._copy = model.zeros(3, dtype=np.int32)
 
     def publish(self, page: int, tokens: int) -> BlockRef:
         """A reference to the first `tokens` rows of `page`, which has an owner."""
         self.pages.share(page)
-        return self._keep_block(KeptBlock(page, tokens))
+        return self._blocks.keep(KeptBlock(page, tokens))
 
     def copy_page(self, page: int) -> int:
         """A page of one's own with the rows of `page`."""
@@ -78,21 +75,19 @@ class DeviceStore:
         kept = self._state()
         for source, target in zip(state.parts, kept.parts, strict=True):
             self._model.device.copy(source, target)
-        return self._keep_snapshot(KeptState(length, kept))
+        return self._snapshots.keep(KeptState(length, kept))
 
     def block(self, ref: BlockRef) -> KeptBlock:
-        return _live(self._blocks, ref)
+        return self._blocks.get(ref)
 
     def snapshot(self, ref: SnapshotRef) -> KeptState:
-        return _live(self._snapshots, ref)
+        return self._snapshots.get(ref)
 
     def free_block(self, ref: BlockRef) -> None:
-        self.pages.release(_live(self._blocks, ref).page)
-        del self._blocks[ref]
+        self.pages.release(self._blocks.drop(ref).page)
 
     def free_snapshot(self, ref: SnapshotRef) -> None:
-        self._unused.append(_live(self._snapshots, ref).state)
-        del self._snapshots[ref]
+        self._unused.append(self._snapshots.drop(ref).state)
 
     def dump_block(self, ref: BlockRef) -> bytes:
         block, pool = self.block(ref), self._model.pool
@@ -119,7 +114,7 @@ class DeviceStore:
         for (part, layer), values in zip(targets, rows, strict=True):
             whole[:tokens] = values
             self._model.device.upload(part[layer, page], whole)
-        return self._keep_block(KeptBlock(page, tokens))
+        return self._blocks.keep(KeptBlock(page, tokens))
 
     def dump_snapshot(self, ref: SnapshotRef) -> bytes:
         kept = self.snapshot(ref)
@@ -131,7 +126,7 @@ class DeviceStore:
         state = self._state()
         for part, value in zip(state.parts, values, strict=True):
             self._model.device.upload(part, np.ascontiguousarray(value))
-        return self._keep_snapshot(KeptState(length, state))
+        return self._snapshots.keep(KeptState(length, state))
 
     def memory(self) -> dict[str, int]:
         """Bytes and counts of what is alive."""
@@ -146,19 +141,3 @@ class DeviceStore:
         if not self._unused:
             raise ExecutionError(f"all {self._model.layout.snapshots} snapshots are in use")
         return self._unused.pop()
-
-    def _keep_block(self, block: KeptBlock) -> BlockRef:
-        ref = BlockRef(next(self._next))
-        self._blocks[ref] = block
-        return ref
-
-    def _keep_snapshot(self, kept: KeptState) -> SnapshotRef:
-        ref = SnapshotRef(next(self._next))
-        self._snapshots[ref] = kept
-        return ref
-
-
-def _live(table: dict[_Ref, _Kept], ref: _Ref) -> _Kept:
-    if ref not in table:
-        raise ValueError(f"reference {ref} was freed or never existed")
-    return table[ref]
