@@ -6,10 +6,11 @@ sequence uses it (one engine thread, `edgellm.runtime`):
     cache = PrefixCache(executor, block_budget_bytes=…, snapshot_budget_bytes=…, events=EventBus())
     lease = cache.acquire(prompt, salt=salt, limit=len(prompt) - 1)     # at least one token is always computed
     executor.restore(slot, lease.length, lease.blocks, lease.snapshot)  # length 0: resets the slot
-    points = plan_snapshots(len(prompt), restored=lease.length, matched=lease.matched, stable_lengths=…)
+    points = plan_snapshots(len(prompt), restored=lease.length, matched=lease.matched, stable_lengths=…,
+                            kept_lengths=plan.kept_lengths)             # plan: RetentionPlan(len(prompt), ranges, …)
     for point in points:                                                # ascending; prefill is split there
         … advance the slot to point.offset …
-        cache.store(lease, prompt, point.offset, slot=slot, snapshot=point.kind, priority=…, duration_s=…)
+        cache.store(lease, prompt, point.offset, slot=slot, snapshot=point.kind, retention=plan)
         prefixes.maybe_save(prompt, point.offset, salt=salt, kind=point.kind, priority=…)
     … advance to the end of the prompt, decode …
     if keep_after_generation(len(prompt), stable_lengths):
@@ -25,9 +26,9 @@ may call `lease.restored()` once the slot is restored, so that the snapshot need
 stopped midway just releases its lease: what was stored is true, whatever happens to the slot later.
 
 Modules: `keys` token strings and path hashes; `tree` nodes, snapshots and the search; `prefix_cache` the cache;
-`lease` a sequence's hold; `pool` what is held, counted and announced; `eviction` what goes first; `policy` where
-snapshots are taken; `events` what changed; `budgets` how many bytes; `persist` shared prefixes on disk and
-`prefix_file` one of them; `check` the invariants.
+`lease` a sequence's hold; `pool` what is held, counted and announced; `retention` how long and `eviction` what goes
+first; `policy` where snapshots are taken; `events` what changed; `budgets` how many bytes; `persist` shared prefixes on
+disk and `prefix_file` one of them; `check` the invariants.
 """
 
 from edgellm.cache.budgets import CacheBudgets, plan_budgets
@@ -37,6 +38,7 @@ from edgellm.cache.lease import Lease
 from edgellm.cache.persist import LoadReport, PrefixStore
 from edgellm.cache.policy import SnapshotKind, SnapshotPoint, keep_after_generation, plan_snapshots
 from edgellm.cache.prefix_cache import CacheStats, Match, PrefixCache
+from edgellm.cache.retention import RetentionPlan, TokenRange, check_ranges, default_ranges
 
 __all__ = [
     "CacheBudgets",
@@ -50,11 +52,15 @@ __all__ = [
     "PrefixCache",
     "PrefixStore",
     "Removed",
+    "RetentionPlan",
     "SnapshotKind",
     "SnapshotPoint",
     "Stored",
     "TokenKey",
+    "TokenRange",
     "Updated",
+    "check_ranges",
+    "default_ranges",
     "keep_after_generation",
     "plan_budgets",
     "plan_snapshots",

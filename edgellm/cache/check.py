@@ -7,12 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from edgellm.cache.keys import WIDTH, path_hash
+from edgellm.cache.retention import Retention
 from edgellm.cache.tree import Node, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
 class TreeCounts:
     blocks: int
+    block_retentions: Counter[Retention]
     snapshots: set[Snapshot]
     pinned: Counter[Node]
 
@@ -20,6 +22,7 @@ class TreeCounts:
 def check_tree(roots: Mapping[bytes, Node], leaves: Collection[Node], block_tokens: int) -> TreeCounts:
     """Count what is there. Raises AssertionError naming the first invariant that is broken."""
     blocks: set[int] = set()
+    retentions: Counter[Retention] = Counter()
     refs: set[int] = set()
     snapshots: set[Snapshot] = set()
     pinned: Counter[Node] = Counter()
@@ -40,6 +43,7 @@ def check_tree(roots: Mapping[bytes, Node], leaves: Collection[Node], block_toke
                 assert node.block is not None
                 assert node.block not in blocks, "a block reference appears twice"
                 blocks.add(node.block)
+                retentions[node.retention] += 1
                 if not node.nodes:
                     found_leaves.add(node)
             _check_children(node)
@@ -50,7 +54,7 @@ def check_tree(roots: Mapping[bytes, Node], leaves: Collection[Node], block_toke
                 snapshots.add(snapshot)
             stack.extend(node.nodes)
     assert found_leaves == set(leaves), "the set of leaves is wrong"
-    return TreeCounts(len(blocks), snapshots, pinned)
+    return TreeCounts(len(blocks), retentions, snapshots, pinned)
 
 
 def _check_block(node: Node, block_tokens: int) -> None:

@@ -15,7 +15,7 @@ from typing import Literal
 logger = logging.getLogger(__name__)
 
 Item = Literal["block", "snapshot"]
-RemovalReason = Literal["evicted", "replaced", "cleared"]
+RemovalReason = Literal["evicted", "replaced", "cleared", "offloaded"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """`replaced`: the same path is stored again at once as a longer block."""
+    """`replaced`: the same path is stored again at once as a longer block; `offloaded`: a tier holds it now."""
 
     item: Item
     hash: int

@@ -17,7 +17,7 @@ from edgellm.cache.keys import TokenKey, Tokens, salt_digest
 from edgellm.cache.policy import SnapshotKind
 from edgellm.cache.prefix_cache import PrefixCache
 from edgellm.cache.prefix_file import SUFFIX, BadPrefixFile, Header, Part, PrefixFile, Reason, file_name, write_file
-from edgellm.cache.tree import DEFAULT_PRIORITY
+from edgellm.cache.retention import DEFAULT, DEFAULT_PRIORITY, Retention
 from edgellm.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -87,13 +87,13 @@ class PrefixStore:
             raise ConfigError(f"cache_dir {self.directory}: {error}") from error
 
     def maybe_save(
-        self, tokens: Tokens, end: int, *, salt: str = "", kind: SnapshotKind, priority: int | None = None
+        self, tokens: Tokens, end: int, *, salt: str = "", kind: SnapshotKind, priority: int = DEFAULT_PRIORITY
     ) -> bool:
         """Note tokens[:end] for saving if it is shared by prompts or was given a priority above the default.
 
         Returns whether it was noted. Cheap: nothing is written before `flush`.
         """
-        if kind != "shared" and (priority is None or priority <= DEFAULT_PRIORITY):
+        if kind != "shared" and priority <= DEFAULT_PRIORITY:
             return False
         key, namespace = TokenKey(tokens), salt_digest(salt)
         key = TokenKey.from_bytes(key[:end])
@@ -190,8 +190,9 @@ class PrefixStore:
                     bytes.fromhex(header.namespace),
                     lambda index: executor.load_block(file.block(index)),
                     lambda: executor.load_snapshot(file.snapshot()),
-                    priority=header.priority if left is None or left > 0 else None,
-                    duration_s=left,
+                    retention=DEFAULT
+                    if left is not None and left <= 0
+                    else Retention(header.priority, None if left is None else self._clock() + left),
                 )
             except Exception as error:  # whatever an executor raises on bytes it does not like
                 raise BadPrefixFile("corrupt", f"refused by the executor: {error!r}") from error

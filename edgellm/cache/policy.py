@@ -1,6 +1,6 @@
 """Where recurrent snapshots are taken. Prefill is split at these offsets, so each one costs at most a short chunk.
 
-Owns the four rules of the design and nothing else: pure functions of lengths. What must stay true: every offset lies
+Owns the rules of the design and nothing else: pure functions of lengths. What must stay true: every offset lies
 strictly after what was restored and before the end of the prompt, because at least one token is always computed.
 """
 
@@ -28,6 +28,7 @@ def plan_snapshots(
     restored: int,
     matched: int,
     stable_lengths: Sequence[int] | None,
+    kept_lengths: Sequence[int] = (),
     every: int = EVERY,
     min_gap: int = MIN_GAP,
 ) -> tuple[SnapshotPoint, ...]:
@@ -37,6 +38,8 @@ def plan_snapshots(
     leaves a cached path, if that is at least `min_gap` tokens beyond what could be restored: the third prompt with the
     same beginning then hits. Rule 4, "interval": multiples of `every` before the stable end, so that an edit deep in
     the history costs little; those nearer than `min_gap` to another point or to what was restored are left out.
+    Rule 5, "shared" too: where tokens end that are to be kept longer than others. Without a state there they would be
+    kept in vain once the conversation behind them is gone.
 
     A stable length of the whole prompt (the answer is repeated too) is served by rule 3. Before the answer exists its
     point would be `prompt_len - 1`, which the same prompt sent again can use; it is left out when another stable
@@ -47,6 +50,7 @@ def plan_snapshots(
         restored: tokens restored from the cache (`Lease.length`).
         matched: tokens in common with a cached path (`Lease.matched`).
         stable_lengths: leading prompt tokens that the next prompt may repeat; None: unknown, the whole prompt counts.
+        kept_lengths: where ranges of a priority above the default end.
         every: tokens between rule-4 points; 0 turns the rule off.
         min_gap: tokens, at least 1.
     """
@@ -55,7 +59,9 @@ def plan_snapshots(
     points: dict[int, SnapshotKind] = {length: "stable" for length in lengths if restored < length <= last}
     if lengths and lengths[-1] > last > restored and all(last - other >= min_gap for other in (*points, restored)):
         points[last] = "stable"
-    if restored + min_gap <= matched < prompt_len:
+    kept = [length for length in kept_lengths if restored + min_gap <= length <= last]
+    points |= {length: "shared" for length in kept if length not in points}
+    if restored + min_gap <= matched < prompt_len and all(abs(matched - length) >= min_gap for length in kept):
         points[matched] = "shared"
     if every > 0:
         for offset in range((restored // every + 1) * every, max(points, default=0), every):

@@ -1,30 +1,50 @@
 """What the cache holds: blocks and snapshots in their trees, counted against their budgets, announced as they change.
 
-What must stay true: counts never exceed the budgets; each executor reference belongs to one node or snapshot and is
-freed with it; only leaves are removed, and nothing that is pinned.
+What must stay true: counts never exceed the budgets, nor what is retained above the default its share of them; each
+reference belongs to one node or snapshot and is freed with it; only leaves are removed, and nothing that is pinned.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from edgellm.cache.events import CacheEvent, Created, EventBus, Item, RemovalReason, Removed, Stored, Updated
 from edgellm.cache.eviction import Coming, block_victims, snapshot_victim
 from edgellm.cache.keys import TokenKey, path_hash, unpack
 from edgellm.cache.policy import SnapshotKind
-from edgellm.cache.tree import Node, Retention, Snapshot, walk
-from edgellm.engine.base import BlockRef, Executor, SnapshotRef
+from edgellm.cache.retention import Retention, Tally
+from edgellm.cache.tree import Node, Snapshot, walk
+from edgellm.engine.base import BlockRef, ExecutorInfo, SnapshotRef
+
+
+class Holder(Protocol):
+    """What blocks and snapshots are held in: the part of an executor that a pool needs."""
+
+    @property
+    def info(self) -> ExecutorInfo: ...
+
+    def free_block(self, ref: BlockRef) -> None: ...
+
+    def free_snapshot(self, ref: SnapshotRef) -> None: ...
 
 
 class Pool:
-    """See the module's docstring."""
+    """See the module's docstring. `retained_share` of either budget may be retained above the default."""
 
     def __init__(
-        self, executor: Executor, block_budget: int, snapshot_budget: int, clock: Callable[[], float], events: EventBus
+        self,
+        holder: Holder,
+        block_budget: int,
+        snapshot_budget: int,
+        clock: Callable[[], float],
+        events: EventBus,
+        *,
+        retained_share: float = 1.0,
     ) -> None:
-        info = executor.info
-        self.executor = executor
+        info = holder.info
+        self.holder = holder
         self.block_tokens = info.block_tokens
         self.max_blocks = block_budget // max(info.block_bytes, 1)
         self.max_snapshots = snapshot_budget // max(info.snapshot_bytes, 1)
@@ -32,6 +52,8 @@ class Pool:
         self.leaves: dict[Node, None] = {}  # in order of appearance: eviction is deterministic
         self.snapshots: dict[Snapshot, None] = {}
         self.n_blocks = 0
+        self.block_tally = Tally(int(retained_share * self.max_blocks))
+        self.snapshot_tally = Tally(int(retained_share * self.max_snapshots))
         self.removed: Counter[str] = Counter()  # "evicted block", "cleared snapshot", …
         self._clock = clock
         self._events = events
@@ -56,10 +78,11 @@ class Pool:
         if node.parent is None and not node.nodes and not node.pins:
             del self.roots[node.hash]
 
-    def add_block(self, parent: Node, data: bytes, block: BlockRef, retention: Retention | None) -> Node:
+    def add_block(self, parent: Node, data: bytes, block: BlockRef, retention: Retention) -> Node:
         """A new child of `parent`. There is room (`make_block_room`), and no child covers or begins `data`."""
         node = Node(parent, data, block, path_hash(parent.hash, data))
-        node.retention = retention or Retention()
+        node.retention = self.block_tally.allowed(retention, None, self._clock())
+        self.block_tally.add(node.retention)
         parent.add(node)
         self.leaves.pop(parent, None)
         self.leaves[node] = None
@@ -77,7 +100,7 @@ class Pool:
         parent.remove(node)
         node.data, node.block, node.hash = data, block, path_hash(parent.hash, data)
         parent.add(node)
-        self.executor.free_block(old)
+        self.holder.free_block(old)
         self._announce(node)
 
     def add_snapshot(
@@ -86,7 +109,7 @@ class Pool:
         key: TokenKey,
         kind: SnapshotKind,
         make: Callable[[], SnapshotRef],
-        retention: Retention | None,
+        retention: Retention,
         now: float,
     ) -> None:
         """Take a snapshot at the end of `key`, whose last block is `node`, once `snapshot_room_possible` said so."""
@@ -97,7 +120,9 @@ class Pool:
             victim = snapshot_victim(self.snapshots, Coming(base, data), now)
             assert victim is not None
             self.remove_snapshot(victim, "evicted")
-        snapshot = Snapshot(make(), kind, base, data, node, retention or Retention(), node.used)
+        ref = make()
+        snapshot = Snapshot(ref, kind, base, data, node, self.snapshot_tally.allowed(retention, None, now), node.used)
+        self.snapshot_tally.add(snapshot.retention)
         base.snapshots[data] = snapshot
         node.carried.add(snapshot)
         self.snapshots[snapshot] = None
@@ -142,7 +167,8 @@ class Pool:
         del self.leaves[node]
         if parent.parent is not None and not parent.nodes:
             self.leaves[parent] = None
-        self.executor.free_block(block)
+        self.holder.free_block(block)
+        self.block_tally.remove(node.retention)
         self.n_blocks -= 1
         self.removed[f"{reason} block"] += 1
         if self._events.active:
@@ -153,19 +179,25 @@ class Pool:
         del snapshot.base.snapshots[snapshot.data]
         snapshot.carrier.carried.discard(snapshot)
         del self.snapshots[snapshot]
-        self.executor.free_snapshot(snapshot.ref)
+        self.holder.free_snapshot(snapshot.ref)
+        self.snapshot_tally.remove(snapshot.retention)
         self.removed[f"{reason} snapshot"] += 1
         if self._events.active:
             self._events.emit(_removed(snapshot, reason))
 
-    def raise_retention(self, item: Node | Snapshot, retention: Retention | None, now: float) -> None:
+    def raise_retention(self, item: Node | Snapshot, retention: Retention, now: float) -> None:
         """Keep the stronger of what `item` has and `retention`."""
-        if retention is not None:
-            self.set_retention(item, item.retention.raised_by(retention, now))
+        stronger = item.retention.raised_by(retention, now)
+        if stronger is not item.retention:
+            self.set_retention(item, stronger)
 
     def set_retention(self, item: Node | Snapshot, retention: Retention) -> None:
-        """Up or down."""
+        """Up or down; up only as far as the retained share allows."""
         now = self._clock()
+        tally = self.snapshot_tally if isinstance(item, Snapshot) else self.block_tally
+        retention = tally.allowed(retention, item.retention, now)
+        tally.remove(item.retention)
+        tally.add(retention)
         old, new = item.retention.at(now), retention.at(now)
         item.retention = retention
         if old != new and self._events.active:

@@ -4,7 +4,8 @@ Keys are token ids under a salt; nothing is shared across salts. KV rows of a bl
 tokens, so a prompt may leave a cached path inside a block; a recurrent state is valid only at its exact offset. A hit
 is therefore the deepest snapshot on the longest path that agrees, and restores whole blocks, a partial one and state.
 
-What must stay true (`check` tests it): counts never exceed the two byte budgets; what a lease holds, and everything
+What must stay true (`check` tests it): counts never exceed the two byte budgets, nor what is retained above the default
+its share of them; what a lease holds, and everything
 above it, is not evicted; each executor reference belongs to one node or snapshot and is freed with it. One thread uses
 a cache; `stats` may be read from any.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from edgellm.cache.check import check_tree
@@ -23,8 +24,11 @@ from edgellm.cache.keys import TokenKey, Tokens, salt_digest
 from edgellm.cache.lease import Lease, block_refs
 from edgellm.cache.policy import SnapshotKind
 from edgellm.cache.pool import Pool
-from edgellm.cache.tree import Node, Retention, search
+from edgellm.cache.retention import DEFAULT, HIGHEST_PRIORITY, Retention, RetentionPlan, Tally
+from edgellm.cache.tree import Node, search
 from edgellm.engine.base import BlockRef, Executor, SnapshotRef
+
+_NOTHING_ASKED = RetentionPlan()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,8 @@ class CacheStats:
 
     lookups: int  # acquire() calls
     hits: int  # those that restored something
-    restored_tokens: int
+    looked_up_tokens: int  # that could have been restored
+    restored_tokens: int  # of those, found
     refused: int  # stores that did not fit
     evicted_blocks: int
     evicted_snapshots: int
@@ -52,10 +57,18 @@ class CacheStats:
     snapshot_bytes: int
     block_budget_bytes: int
     snapshot_budget_bytes: int
+    block_bytes_by_priority: Mapping[str, int]  # the priorities that are held now, as decimal numbers
+    snapshot_bytes_by_priority: Mapping[str, int]
+    clipped: int  # raises above the default priority that the retained share did not allow
 
     @property
     def misses(self) -> int:
         return self.lookups - self.hits
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Restored tokens of those looked up; None before the first look-up."""
+        return self.restored_tokens / self.looked_up_tokens if self.looked_up_tokens else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,7 @@ class PrefixCache:
     Args:
         executor: where blocks and snapshots live; only its references are handled here.
         block_budget_bytes, snapshot_budget_bytes: each block counts `info.block_bytes`, full or not; 0 keeps nothing.
+        retained_share: of either budget that may have a priority above the default; a raise beyond it is not granted.
         clock: seconds, for retention durations only. Recency is counted in look-ups.
         events: where changes are announced.
     """
@@ -83,6 +97,7 @@ class PrefixCache:
         *,
         block_budget_bytes: int,
         snapshot_budget_bytes: int,
+        retained_share: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
         events: EventBus | None = None,
     ) -> None:
@@ -90,7 +105,9 @@ class PrefixCache:
         self.events = events if events is not None else EventBus()
         self._clock = clock
         self._budgets = (block_budget_bytes, snapshot_budget_bytes)
-        self._pool = Pool(executor, block_budget_bytes, snapshot_budget_bytes, clock, self.events)
+        self._pool = Pool(
+            executor, block_budget_bytes, snapshot_budget_bytes, clock, self.events, retained_share=retained_share
+        )
         self._block_tokens = executor.info.block_tokens
         self._leases: set[Lease] = set()
         self._count: Counter[str] = Counter()
@@ -109,10 +126,12 @@ class PrefixCache:
         """Find and hold the best prefix of tokens[:limit]; `limit=0` reads nothing. Every lease must be released."""
         key, namespace = TokenKey(tokens), salt_digest(salt)
         root = self._pool.root(namespace)
-        found = search(root, _limited(key, limit), self._block_tokens)
+        limited = _limited(key, limit)
+        found = search(root, limited, self._block_tokens)
         lease = Lease(namespace, key.data, found.matched, found.snapshot, root)
         self._leases.add(lease)
         self._count["lookups"] += 1
+        self._count["looked_up_tokens"] += len(limited)
         if found.snapshot is not None:
             found.snapshot.used = found.snapshot.carrier.used = self._pool.next_tick()
             self._count["hits"] += 1
@@ -141,8 +160,7 @@ class PrefixCache:
         *,
         slot: int,
         snapshot: SnapshotKind | None,
-        priority: int | None = None,
-        duration_s: float | None = None,
+        retention: RetentionPlan = _NOTHING_ASKED,
     ) -> bool:
         """Keep tokens[:end], which `slot` has committed, and move the lease's hold to that path.
 
@@ -150,15 +168,15 @@ class PrefixCache:
             tokens: must begin like the tokens of the lease.
             end: committed tokens to keep; with `snapshot` the slot's length must be exactly this.
             snapshot: which rule asks for a snapshot at `end`; None: blocks only.
-            priority: retention 0-100 of tokens[:end]; None: the default for what is new. Never lowers what others set.
-            duration_s: after this the priority reverts to the default.
+            retention: what the request asks for its tokens. A block gets the highest of its own; a snapshot that of its
+                last token. Never lowers what others set.
 
         Returns:
             False when it does not fit in the budgets, with everything evictable gone: then nothing was evicted or
             stored. Tokens that are cached already cost nothing and are not published again.
 
         Raises:
-            ValueError: the lease was released, `end` or `priority` is out of range, or the tokens contradict the lease.
+            ValueError: the lease was released, `end` is out of range, or the tokens contradict the lease.
         """
         key = TokenKey(tokens)
         if lease not in self._leases:
@@ -170,12 +188,13 @@ class PrefixCache:
             raise ValueError("the tokens do not continue those of the lease")
         if len(key.data) > len(lease.data):
             lease.data = key.data
+        now = self._clock()
         return self._grow(
             lease,
             TokenKey.from_bytes(key[:end]),
             lambda start, stop: self.executor.publish(slot, start, stop),
             (snapshot, lambda: self.executor.snapshot(slot)) if snapshot is not None else None,
-            self._retention(priority, duration_s),
+            lambda start, stop: retention.over(start, stop, now),
         )
 
     def adopt(
@@ -185,8 +204,7 @@ class PrefixCache:
         load_block: Callable[[int], BlockRef],
         load_snapshot: Callable[[], SnapshotRef],
         *,
-        priority: int | None = None,
-        duration_s: float | None = None,
+        retention: Retention = DEFAULT,
     ) -> bool:
         """Insert a prefix that is not in a slot: `load_block(i)` gives the block at tokens i * block_tokens.
 
@@ -199,7 +217,7 @@ class PrefixCache:
                 key,
                 lambda start, stop: load_block(start // self._block_tokens),
                 ("shared", load_snapshot),
-                self._retention(priority, duration_s),
+                lambda start, stop: retention,
             )
         finally:
             self.release(lease)
@@ -215,15 +233,16 @@ class PrefixCache:
         duration_s: float | None = None,
     ) -> int:
         """Set the retention of the cached part of tokens[start:end], up or down. Returns blocks and snapshots set."""
+        if not 0 <= priority <= HIGHEST_PRIORITY:
+            raise ValueError(f"priority {priority} is not in 0-{HIGHEST_PRIORITY}")
         key = _limited(TokenKey(tokens), end)
-        retention = self._retention(priority, duration_s)
-        assert retention is not None
+        retention = Retention(priority, None if duration_s is None else self._clock() + duration_s)
         node: Node | None = self._pool.roots.get(salt_digest(salt))
         changed = 0
         while node is not None and node.end < len(key):
             part = key[node.end : node.end + self._block_tokens]
-            for data, snapshot in node.snapshots.items():
-                if snapshot.offset > start and part.startswith(data):
+            for snapshot in node.snapshots_on(part):
+                if snapshot.offset > start:
                     self._pool.set_retention(snapshot, retention)
                     changed += 1
             node = node.covering(part) or node.shorter(part)
@@ -250,21 +269,25 @@ class PrefixCache:
         return CachedPrefix(block_refs(found.carrier), found.ref, found.retention)
 
     def stats(self) -> CacheStats:
-        info, count = self.executor.info, self._count
+        info, count, pool, now = self.executor.info, self._count, self._pool, self._clock()
         return CacheStats(
             lookups=count["lookups"],
             hits=count["hits"],
+            looked_up_tokens=count["looked_up_tokens"],
             restored_tokens=count["restored_tokens"],
             refused=count["refused"],
-            evicted_blocks=self._pool.removed["evicted block"],
-            evicted_snapshots=self._pool.removed["evicted snapshot"],
+            evicted_blocks=pool.removed["evicted block"],
+            evicted_snapshots=pool.removed["evicted snapshot"],
             leases=len(self._leases),
-            blocks=self._pool.n_blocks,
-            snapshots=len(self._pool.snapshots),
-            block_bytes=self._pool.n_blocks * info.block_bytes,
-            snapshot_bytes=len(self._pool.snapshots) * info.snapshot_bytes,
+            blocks=pool.n_blocks,
+            snapshots=len(pool.snapshots),
+            block_bytes=pool.n_blocks * info.block_bytes,
+            snapshot_bytes=len(pool.snapshots) * info.snapshot_bytes,
             block_budget_bytes=self._budgets[0],
             snapshot_budget_bytes=self._budgets[1],
+            block_bytes_by_priority=_bytes_by_priority(pool.block_tally, info.block_bytes, now),
+            snapshot_bytes_by_priority=_bytes_by_priority(pool.snapshot_tally, info.snapshot_bytes, now),
+            clipped=pool.block_tally.clipped + pool.snapshot_tally.clipped,
         )
 
     def describe(self) -> list[CacheEvent]:
@@ -277,6 +300,13 @@ class PrefixCache:
         assert counts.blocks == self._pool.n_blocks <= max(self._pool.max_blocks, 0)
         assert counts.snapshots == set(self._pool.snapshots)
         assert len(self._pool.snapshots) <= max(self._pool.max_snapshots, 0)
+        now = self._clock()
+        for tally, kept in (
+            (self._pool.block_tally, counts.block_retentions),
+            (self._pool.snapshot_tally, Counter(snapshot.retention for snapshot in counts.snapshots)),
+        ):
+            assert tally.counts == kept, "the tally of retentions is wrong"
+            assert tally.raised(now) <= tally.limit, "more is retained than the share allows"
         held = Counter(lease.pinned for lease in self._leases)
         assert counts.pinned == held, "pins differ from the leases' holds"
         restoring = Counter(lease.restoring for lease in self._leases if lease.restoring is not None)
@@ -291,7 +321,7 @@ class PrefixCache:
         key: TokenKey,
         make_block: Callable[[int, int], BlockRef],
         wanted: tuple[SnapshotKind, Callable[[], SnapshotRef]] | None,
-        retention: Retention | None,
+        retention: Callable[[int, int], Retention],
     ) -> bool:
         """Make the path of `key` complete, blocks first, then the snapshot at its end; hold it with `lease`."""
         end, size, now = len(key), self._block_tokens, self._clock()
@@ -300,11 +330,14 @@ class PrefixCache:
             return True
         node = self._pool.root(lease.namespace)
         while node.end < end:
-            child = node.covering(key[node.end : min(node.end + size, end)])
+            part = key[node.end : min(node.end + size, end)]
+            for held in node.snapshots_on(part):
+                self._pool.raise_retention(held, retention(held.offset - 1, held.offset), now)
+            child = node.covering(part)
             if child is None:
                 break
             node = child
-            self._pool.raise_retention(node, retention, now)
+            self._pool.raise_retention(node, retention(node.start, min(node.end, end)), now)
         missing = -(-(end - node.end) // size) if node.end < end else 0
         shorter = node.shorter(key[node.end : min(node.end + size, end)]) if missing else None
         keep = shorter or node  # beside what the lease holds, which may carry its last snapshot, until it has grown
@@ -331,11 +364,11 @@ class PrefixCache:
             shorter = node.shorter(data)
             block = make_block(start, stop)
             if shorter is None:
-                node = self._pool.add_block(node, data, block, retention)
+                node = self._pool.add_block(node, data, block, retention(start, stop))
             else:
                 self._pool.replace_block(shorter, data, block)
                 node = shorter
-                self._pool.raise_retention(node, retention, now)
+                self._pool.raise_retention(node, retention(start, stop), now)
             lease.hold(node)
         node.used = self._pool.next_tick()
         if wanted is None:
@@ -343,11 +376,10 @@ class PrefixCache:
         kind, make_snapshot = wanted
         if at_end is not None:
             at_end.used = node.used
-            self._pool.raise_retention(at_end, retention, now)
             if kind == "shared":
                 at_end.kind = kind
             return True
-        self._pool.add_snapshot(node, key, kind, make_snapshot, retention, now)
+        self._pool.add_snapshot(node, key, kind, make_snapshot, retention(end - 1, end), now)
         return True
 
     def _hold_root(self, namespace: bytes) -> Lease:
@@ -356,12 +388,9 @@ class PrefixCache:
         self._leases.add(lease)
         return lease
 
-    def _retention(self, priority: int | None, duration_s: float | None) -> Retention | None:
-        if priority is None:
-            return None
-        if not 0 <= priority <= 100:
-            raise ValueError(f"priority {priority} is not in 0-100")
-        return Retention(priority, None if duration_s is None else self._clock() + duration_s)
+
+def _bytes_by_priority(tally: Tally, item_bytes: int, now: float) -> dict[str, int]:
+    return {str(priority): count * item_bytes for priority, count in tally.by_priority(now).items()}
 
 
 def _limited(key: TokenKey, limit: int | None) -> TokenKey:

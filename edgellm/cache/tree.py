@@ -17,30 +17,8 @@ from dataclasses import dataclass
 
 from edgellm.cache.keys import WIDTH, TokenKey, common_tokens, path_hash
 from edgellm.cache.policy import SnapshotKind
+from edgellm.cache.retention import DEFAULT, Retention
 from edgellm.engine.base import BlockRef, SnapshotRef
-
-DEFAULT_PRIORITY = 35
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """Priority 0-100 until `expires` (seconds of the cache's clock), then the default."""
-
-    priority: int = DEFAULT_PRIORITY
-    expires: float | None = None
-
-    def at(self, now: float) -> int:
-        return self.priority if self.expires is None or now < self.expires else DEFAULT_PRIORITY
-
-    def raised_by(self, other: Retention, now: float) -> Retention:
-        """The stronger of the two: the higher priority now, then the one that lasts longer."""
-        mine, theirs = self.at(now), other.at(now)
-        if mine != theirs:
-            return self if mine > theirs else other
-        mine_ends, theirs_ends = (
-            float("inf") if value.expires is None or now >= value.expires else value.expires for value in (self, other)
-        )
-        return self if mine_ends >= theirs_ends else other
 
 
 class Node:
@@ -72,7 +50,7 @@ class Node:
         self.snapshots: dict[bytes, Snapshot] = {}  # offsets inside the children's blocks, by the tokens to there
         self.carried: set[Snapshot] = set()  # those of the parent's snapshots that this node carries
         self.pins = 0
-        self.retention = Retention()
+        self.retention = DEFAULT
         self.used = 0
 
     @property
@@ -120,6 +98,10 @@ class Node:
         while high < len(self.keys) and self.keys[high].startswith(data):
             high += 1
         return low, high
+
+    def snapshots_on(self, data: bytes) -> list[Snapshot]:
+        """Snapshots inside the children's blocks whose tokens begin `data`, in any order."""
+        return [snapshot for tokens, snapshot in self.snapshots.items() if data.startswith(tokens)]
 
     def longest_snapshot(self, data: bytes) -> Snapshot | None:
         """The deepest snapshot inside the children's blocks whose tokens agree with `data`."""

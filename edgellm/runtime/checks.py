@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from edgellm.cache import TokenKey
+from edgellm.cache.retention import RangeFields, check_duration, check_priority, check_ranges
 from edgellm.engine.base import ExecutorInfo
 from edgellm.errors import RequestError
 from edgellm.runtime.types import Request
@@ -42,11 +43,9 @@ def check_request(request: Request, info: ExecutorInfo) -> TokenKey:
     predicted = request.prediction
     if predicted is not None and not (predicted.least == 0 and predicted.greatest < info.vocab_size):
         raise RequestError(f"prediction: tokens must be 0 to {info.vocab_size - 1}", param="prediction")
-    priority, duration = request.cache.priority, request.cache.duration_s
-    if priority is not None and not 0 <= priority <= 100:
-        raise RequestError(f"cache.priority must be 0 to 100, got {priority}", param="cache.priority")
-    if duration is not None and not (math.isfinite(duration) and duration > 0):
-        raise RequestError(f"cache.duration_s must be above 0, got {duration}", param="cache.duration_s")
+    check_ranges(request.cache.ranges, "cache.ranges", RangeFields())
+    check_priority(request.cache.decode_priority, "cache.decode_priority")
+    check_duration(request.cache.decode_duration_s, "cache.decode_duration_s")
     if request.deadline_s is not None and not (math.isfinite(request.deadline_s) and request.deadline_s > 0):
         raise RequestError(f"deadline_s must be above 0, got {request.deadline_s}", param="deadline_s")
     stable = request.stable_lengths

@@ -69,6 +69,7 @@ class Sequence:
         "rank",
         "request",
         "restored",
+        "retention",
         "root",
         "sampler",
         "slot",
@@ -103,6 +104,7 @@ class Sequence:
         self.phase = Phase.QUEUED
         self.slot = -1
         self.lease: Lease | None = None
+        self.retention = request.cache.plan(len(key))
         self.points: list[SnapshotPoint] = []  # still to come, the next one last
         self.length = 0
         self.restored = 0

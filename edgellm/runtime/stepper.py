@@ -166,25 +166,22 @@ class Stepper:
         self._totals.cached_tokens += lease.length
         if request.cache.write and self._caching:
             points = plan_snapshots(
-                size, restored=lease.length, matched=lease.matched, stable_lengths=request.stable_lengths
+                size,
+                restored=lease.length,
+                matched=lease.matched,
+                stable_lengths=request.stable_lengths,
+                kept_lengths=sequence.retention.kept_lengths,
             )
             sequence.points = list(reversed(points))
 
     def _store(self, sequence: Sequence, tokens: TokenKey, kind: SnapshotKind) -> None:
         """Give the cache all committed tokens of the slot: the first `sequence.length` of `tokens`."""
-        wish, lease, end = sequence.request.cache, sequence.lease, sequence.length
+        retention, lease, end = sequence.retention, sequence.lease, sequence.length
         assert lease is not None
-        stored = self._cache.store(
-            lease,
-            tokens,
-            end,
-            slot=sequence.slot,
-            snapshot=kind,
-            priority=wish.priority,
-            duration_s=wish.duration_s,
-        )
+        stored = self._cache.store(lease, tokens, end, slot=sequence.slot, snapshot=kind, retention=retention)
         if stored and self._prefixes is not None:
-            self._prefixes.maybe_save(tokens, end, salt=wish.salt, kind=kind, priority=wish.priority)
+            priority = retention.over(end - 1, end, self._clock()).priority
+            self._prefixes.maybe_save(tokens, end, salt=sequence.request.cache.salt, kind=kind, priority=priority)
 
     def _deliver(self, sequence: Sequence, step: Taken, path: tuple[int, ...] = ()) -> None:
         """Send what a step gave, then commit `path` of the verified tree; or end the sequence."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from edgellm.cache.retention import DECODE_PRIORITY, DEFAULT_PRIORITY, RetentionPlan, TokenRange, default_ranges
 from edgellm.decode.constraint import Constraint
 from edgellm.decode.logprobs import TokenLogprob as TokenLogprob
 from edgellm.decode.params import SamplingParams, SpeculationParams
@@ -20,8 +21,27 @@ class CacheParams:
     read: bool = True
     write: bool = True
     salt: str = ""  # tenant: prefixes are never shared across salts
-    priority: int | None = None  # retention 0-100; None: the default 35
-    duration_s: float | None = None  # after this the priority reverts to the default
+    ranges: tuple[TokenRange, ...] = ()  # retention of prompt tokens, disjoint; the default priority 35 elsewhere
+    decode_priority: int | None = None  # retention of generated tokens, 0-100; None: the default 35
+    decode_duration_s: float | None = None  # after this it reverts to the default
+
+    def plan(self, prompt_length: int) -> RetentionPlan:
+        """What the cache is asked to keep, once the ranges are checked."""
+        priority = DEFAULT_PRIORITY if self.decode_priority is None else self.decode_priority
+        ranges = tuple(sorted(self.ranges, key=lambda item: item.start))
+        return RetentionPlan(prompt_length, ranges, priority, self.decode_duration_s)
+
+    def by_prompt_part(self, head_length: int) -> CacheParams:
+        """With a conversation's defaults for what was left open: system prompt and tools stay longest, answers least.
+
+        Args:
+            head_length: leading prompt tokens that are system prompt and tools.
+        """
+        return replace(
+            self,
+            ranges=self.ranges or default_ranges(head_length),
+            decode_priority=DECODE_PRIORITY if self.decode_priority is None else self.decode_priority,
+        )
 
 
 @dataclass(frozen=True, slots=True)

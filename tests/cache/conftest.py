@@ -9,10 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
-from edgellm.cache import PrefixCache, SnapshotPoint, keep_after_generation, plan_snapshots
+from edgellm.cache import (
+    EventBus,
+    PrefixCache,
+    RetentionPlan,
+    SnapshotPoint,
+    TokenRange,
+    keep_after_generation,
+    plan_snapshots,
+)
+from edgellm.cache.retention import DEFAULT_PRIORITY
 from edgellm.engine.base import BlockRef, ExecutorInfo, SnapshotRef
 
 Words = tuple[int, ...]
@@ -117,11 +127,18 @@ class LiteralExecutor:
         return Kept(tuple(tokens), start, salt[::-1])
 
 
+def same_for_all(prompt: Words, priority: int | None = None, duration_s: float | None = None) -> RetentionPlan:
+    """One priority for all tokens, the generated ones too."""
+    if priority is None:
+        return RetentionPlan(len(prompt))
+    return RetentionPlan(len(prompt), (TokenRange(0, None, priority, duration_s),), priority, duration_s)
+
+
 class Live:
     """A sequence on its way through prefill."""
 
-    def __init__(self, engine: Engine, slot: int, prompt: Words, salt: str, options: dict[str, object]) -> None:
-        self.engine, self.slot, self.prompt, self.salt, self.options = engine, slot, prompt, salt, options
+    def __init__(self, engine: Engine, slot: int, prompt: Words, salt: str, retention: RetentionPlan) -> None:
+        self.engine, self.slot, self.prompt, self.salt, self.retention = engine, slot, prompt, salt, retention
         self.lease = engine.cache.acquire(prompt, salt=salt, limit=len(prompt) - 1)
         self.restored, self.stored = False, 0
         self.prefilled = len(prompt) - self.lease.length
@@ -159,7 +176,7 @@ class Live:
             end,
             slot=self.slot,
             snapshot=kind,  # type: ignore[arg-type]
-            **self.options,  # type: ignore[arg-type]
+            retention=self.retention,
         )
         if done:
             self.stored = end
@@ -177,8 +194,21 @@ class Engine:
         self.executor, self.cache = executor, cache
         self.free = list(range(executor.info.slots))
 
-    def start(self, prompt: Sequence[int], *, salt: str = "", **options: object) -> Live:
-        return Live(self, self.free.pop(), tuple(prompt), salt, options)
+    def start(
+        self,
+        prompt: Sequence[int],
+        *,
+        salt: str = "",
+        priority: int | None = None,
+        duration_s: float | None = None,
+        ranges: tuple[TokenRange, ...] = (),
+        decode_priority: int = DEFAULT_PRIORITY,
+    ) -> Live:
+        words = tuple(prompt)
+        plan = same_for_all(words, priority, duration_s)
+        if ranges or decode_priority != DEFAULT_PRIORITY:
+            plan = RetentionPlan(len(words), ranges, decode_priority)
+        return Live(self, self.free.pop(), words, salt, plan)
 
     def turn(
         self,
@@ -189,7 +219,7 @@ class Engine:
         salt: str = "",
         every: int = 0,
         min_gap: int = 2,
-        **options: object,
+        **options: Any,
     ) -> int:
         """A whole request. Returns the tokens it prefilled."""
         live = self.start(prompt, salt=salt, **options)
@@ -223,14 +253,23 @@ def clock() -> Clock:
 
 @pytest.fixture
 def make_engine(clock: Clock) -> MakeEngine:
-    """make_engine(block=…, blocks=…, snapshots=…, slots=…, events=…): budgets in numbers of blocks and snapshots."""
+    """make_engine(block=…, blocks=…, snapshots=…, slots=…, events=…, share=…): budgets in blocks and snapshots."""
 
-    def make(*, block: int = 4, blocks: int = 1000, snapshots: int = 1000, slots: int = 4, events=None) -> Engine:
+    def make(
+        *,
+        block: int = 4,
+        blocks: int = 1000,
+        snapshots: int = 1000,
+        slots: int = 4,
+        events: EventBus | None = None,
+        share: float = 1.0,
+    ) -> Engine:
         executor = LiteralExecutor(block=block, blocks=blocks, snapshots=snapshots, slots=slots)
         cache = PrefixCache(
             executor,  # type: ignore[arg-type]
             block_budget_bytes=blocks * 10 + 9,
             snapshot_budget_bytes=snapshots * 100 + 99,
+            retained_share=share,
             clock=clock,
             events=events,
         )

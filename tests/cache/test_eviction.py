@@ -82,6 +82,8 @@ def test_retain_sets_a_token_range(make_engine) -> None:
     assert engine.cache.match(B).length == 8
     assert kept(engine, C, D) == [True, True]
     assert engine.cache.retain(seq(7, 3), priority=90) == 0
+    with pytest.raises(ValueError, match="priority 101"):
+        engine.cache.retain(A, priority=101)
 
 
 def test_retain_lowers_too(make_engine) -> None:

@@ -48,7 +48,8 @@ def fill(engine, store, prefix=PREFIX, *, salt: str = "", **options) -> None:
         live.restore()
         for point in list(live.points):
             assert live.step()
-            store.maybe_save(live.prompt, point.offset, salt=salt, kind=point.kind, priority=options.get("priority"))
+            priority = options.get("priority", 35)
+            store.maybe_save(live.prompt, point.offset, salt=salt, kind=point.kind, priority=priority)
         live.end()
 
 

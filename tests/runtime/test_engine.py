@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgellm.cache import TokenRange
 from edgellm.decode.params import SamplingParams, SpeculationParams
 from edgellm.engine.scripts import HashScript, ReplyScript
 from edgellm.errors import EngineDeadError, RequestError
@@ -171,8 +172,9 @@ def test_bad_requests_name_the_field(open_rig: Open) -> None:
         ((1, 1024), {}, "prompt", "invalid_value"),
         ((1, 2.5), {}, "prompt", "invalid_value"),
         ((1,), {"sampling": SamplingParams(stop_token_ids=(5000,))}, "stop_token_ids[0]", "invalid_value"),
-        ((1,), {"cache": CacheParams(priority=101)}, "cache.priority", None),
-        ((1,), {"cache": CacheParams(duration_s=0.0)}, "cache.duration_s", None),
+        ((1,), {"cache": CacheParams(decode_priority=101)}, "cache.decode_priority", "invalid_value"),
+        ((1,), {"cache": CacheParams(decode_duration_s=0.0)}, "cache.decode_duration_s", "invalid_value"),
+        ((1,), {"cache": CacheParams(ranges=(TokenRange(3, 2, 50),))}, "cache.ranges[0].end", "invalid_value"),
         ((1,), {"deadline_s": 0.0}, "deadline_s", None),
         ((1,), {"stable_lengths": (2,)}, "stable_lengths", None),
     ]:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from edgellm.cache import TokenRange
 from edgellm.decode.params import SamplingParams, SpeculationParams
 from edgellm.runtime.types import CacheParams
 
@@ -98,7 +99,7 @@ def test_shared_prefix_survives_a_restart(open_rig: Open, tmp_path: Path) -> Non
 
 def test_priority_is_kept_across_restarts_too(open_rig: Open, tmp_path: Path) -> None:
     first = open_rig(cache_dir=tmp_path)
-    first.run(PROMPT, cache=CacheParams(priority=90), stable_lengths=(280,))
+    first.run(PROMPT, cache=CacheParams(ranges=(TokenRange(0, None, 90),)), stable_lengths=(280,))
     first.settle()
     first.engine.close()
     assert open_rig(cache_dir=tmp_path).run(PROMPT).usage.cached_tokens == 280
