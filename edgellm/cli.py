@@ -22,6 +22,7 @@ from edgellm.jetson.command import doctor, plan
 from edgellm.quantize.command import quantize
 from edgellm.quantize.eval_command import evaluation
 from edgellm.server.command import serve
+from edgellm.server.dynamo.command import worker
 
 app = typer.Typer(
     name="edgellm",
@@ -129,6 +130,7 @@ def build(
 app.command()(quantize)
 app.add_typer(evaluation, name="eval")
 app.command()(serve)
+app.command()(worker)
 
 
 @app.command()
