@@ -77,9 +77,7 @@ class RangeFields(NamedTuple):
 TENSORRT_LLM = RangeFields("token_start", "token_end", "priority", "duration_ms")
 
 
-def check_ranges(
-    ranges: Sequence[TokenRange], path: str, fields: RangeFields = TENSORRT_LLM
-) -> tuple[TokenRange, ...]:
+def check_ranges(ranges: Sequence[TokenRange], path: str, fields: RangeFields = TENSORRT_LLM) -> tuple[TokenRange, ...]:
     """The ranges by their starts. Neighbours may touch, and what lies between two keeps the default.
 
     Args:

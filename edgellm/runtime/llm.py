@@ -349,7 +349,7 @@ class LLM:
 
     def _text_request(self, prompt: Prompt, sampling: SamplingParams | None, options: RequestOptions | None) -> Request:
         ids = self.tokenizer.encode(prompt, allow_special=True) if isinstance(prompt, str) else prompt
-        return self._finished_request(tuple(ids), None, sampling, options, thinking_open=False)
+        return self._finished_request(tuple(ids), None, sampling, options)
 
     def _chat_request(
         self,
@@ -363,7 +363,12 @@ class LLM:
         rendered = self.renderer.render(messages, tools=tools, **template_kwargs)
         thinking = rendered.thinking_open
         request = self._finished_request(
-            rendered.token_ids, rendered.stable_lengths, sampling, options, thinking_open=thinking
+            rendered.token_ids,
+            rendered.stable_lengths,
+            sampling,
+            options,
+            thinking_open=thinking,
+            head_length=rendered.head_length,
         )
         return request, thinking
 
@@ -374,7 +379,8 @@ class LLM:
         sampling: SamplingParams | None,
         options: RequestOptions | None,
         *,
-        thinking_open: bool,
+        thinking_open: bool = False,
+        head_length: int | None = None,  # None: not a conversation
     ) -> Request:
         chosen = options or RequestOptions()
         return Request(
@@ -382,7 +388,7 @@ class LLM:
             prompt=prompt,
             sampling=sampling or SamplingParams(),
             speculation=chosen.speculation,
-            cache=chosen.cache,
+            cache=chosen.cache if head_length is None else chosen.cache.by_prompt_part(head_length),
             stable_lengths=stable_lengths,
             priority=chosen.priority,
             deadline_s=chosen.deadline_s,

@@ -6,6 +6,8 @@ token; prompts that begin with the same rendered text begin with the same tokens
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -26,6 +28,7 @@ _CALL: Final = {"type": "function", "function": {"name": "x", "arguments": {"x":
 _TOOL_TURN: Final = ({"role": "assistant", "content": "", "tool_calls": [_CALL]}, {"role": "tool", "content": "x"})
 _USER_TURN: Final = ({"role": "assistant", "content": "x"}, {"role": "user", "content": "x"})
 _REASONING: Final = {"reasoning_content": "x"}
+_HEADS: Final = 32  # rendered heads that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +40,25 @@ class Rendered:
         stable_lengths: how many of them the conversation's next prompt repeats, ascending, one for each way it may go
             on. The prompt's own length among them means that the answer's tokens may be repeated too.
         thinking_open: the prompt ends inside a ``<think>`` block.
+        head_length: how many of its tokens every conversation with the same leading system messages and tools begins
+            with; 0 without either.
     """
 
     token_ids: tuple[int, ...]
     stable_lengths: tuple[int, ...]
     thinking_open: bool
+    head_length: int
 
 
 class _Prompt(NamedTuple):
     parts: list[str]  # the rendered text cut at added tokens
     encoded: list[Sequence[int]]  # ids of each part
     ids: tuple[int, ...]  # all of them
+
+
+class _Head(NamedTuple):
+    parts: list[str]  # of a conversation that begins with the head and goes on with another text
+    length: int  # tokens that the last prompt shared with it
 
 
 class ChatRenderer:
@@ -62,6 +73,8 @@ class ChatRenderer:
         self._template = template
         self._tokenizer = tokenizer
         self._normalizer = Normalizer(tokenizer, late_system=_takes_late_system(template))
+        self._heads: OrderedDict[str, _Head] = OrderedDict()
+        self._heads_guard = threading.Lock()
 
     @classmethod
     def load(cls, folder: Path | str, tokenizer: Tokenizer) -> ChatRenderer:
@@ -116,6 +129,7 @@ class ChatRenderer:
             token_ids=prompt.ids,
             stable_lengths=self._stable_lengths(conversation, values, prompt, continued=continue_final_message),
             thinking_open=self._thinking_open(parts),
+            head_length=self._head_length(conversation, values, prompt),
         )
 
     def _parts(self, conversation: Sequence[Message], values: Mapping[str, Any], *, generate: bool) -> list[str]:
@@ -153,6 +167,35 @@ class ChatRenderer:
                 continue  # this template does not take such a turn
             lengths.add(self._common(prompt, later))
         return tuple(sorted(lengths)) or (len(prompt.ids),)
+
+    def _head_length(self, conversation: list[Message], values: Mapping[str, Any], prompt: _Prompt) -> int:
+        """Tokens in common with a conversation that has the same head and another first turn.
+
+        That one is rendered once for a head. When the prompt shares less with it than the last one did, it is rendered
+        again: a template may print the date.
+        """
+        turn = next((n for n, message in enumerate(conversation) if message["role"] != "system"), len(conversation))
+        if turn == 0 and not values["tools"]:
+            return 0
+        said = conversation[turn]["content"] if turn < len(conversation) else ""
+        other = {"role": "user", "content": "y" if said.lstrip().startswith("x") else "x"}
+        probe = [*conversation[:turn], other]
+        key = repr((probe, values))
+        with self._heads_guard:
+            known = self._heads.get(key)
+        parts, length = ([], -1) if known is None else (known.parts, self._common(prompt, known.parts))
+        if known is None or length < known.length:
+            try:
+                parts = self._parts(probe, values, generate=True)
+            except RequestError:
+                return 0  # this template does not take such a turn
+            length = self._common(prompt, parts)
+        with self._heads_guard:
+            self._heads[key] = _Head(parts, length)
+            self._heads.move_to_end(key)
+            if len(self._heads) > _HEADS:
+                self._heads.popitem(last=False)
+        return length
 
     def _common(self, prompt: _Prompt, later: list[str]) -> int:
         """Leading tokens that the prompt shares with a text, given its parts."""

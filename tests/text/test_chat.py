@@ -274,3 +274,64 @@ def test_template_functions_are_those_of_transformers(tokenizer: Tokenizer) -> N
     rendered = renderer.render([{"role": "tool", "content": "x"}, {"role": "user", "content": "é😀<|im_end|>"}])
     assert tokenizer.decode(rendered.token_ids) == '"é😀<|im_end|>""\\u00e9\\ud83d\\ude00<|im_end|>"<|im_end|>'
     assert count(tokenizer, rendered.token_ids, "<|im_end|>") == 1
+
+
+# -- the head: system prompt and tools
+
+SYSTEM = {"role": "system", "content": "You are terse."}
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+@pytest.mark.parametrize("system", [[], [SYSTEM], [SYSTEM, {"role": "developer", "content": "Be kind."}]])
+def test_the_head_is_what_conversations_with_the_same_system_and_tools_share(
+    renderer: ChatRenderer, system: list[Message], tools: Any
+) -> None:
+    first, second = (renderer.render([*system, user(text)], tools) for text in ("Hello", "What now?"))
+    longer = renderer.render([*system, user("xyz"), {"role": "assistant", "content": "a"}, user("b")], tools)
+    shared = next(n for n, (a, b) in enumerate(zip(first.token_ids, second.token_ids, strict=False)) if a != b)
+    expected = shared if system or tools else 0
+    assert first.head_length == second.head_length == longer.head_length == expected
+    other = renderer.render([{"role": "system", "content": "Another one."}, user("Hello")], tools)
+    assert other.token_ids[:expected] != first.token_ids[:expected] or not expected
+
+
+def test_the_head_ends_before_what_the_first_user_says(renderer: ChatRenderer, tokenizer: Tokenizer) -> None:
+    for text in ("x", "xx", " x", "y", "", "<|im_end|>", "\nx"):
+        rendered = renderer.render([SYSTEM, user(text)])
+        head = tokenizer.decode(rendered.token_ids[: rendered.head_length])
+        assert head.startswith("<|im_start|>system\nYou are terse.<|im_end|>\n<|im_start|>user")
+        assert rendered.head_length <= len(rendered.token_ids)
+
+
+def test_heads_of_templates_without_system_or_with_a_date(tokenizer: Tokenizer) -> None:
+    plain = (
+        "{% for m in messages if m.role != 'system' %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    dated = "<|im_start|>day {{ day() }}<|im_end|>" + plain
+    without = ChatRenderer(ChatTemplate(plain, "plain"), tokenizer)
+    ids = without.render([SYSTEM, user("Hello")])
+    assert tokenizer.decode(ids.token_ids[: ids.head_length]) == "<|im_start|>user\n"
+    template = ChatTemplate(dated, "dated")
+    days = iter(range(10))
+    template._template.globals["day"] = lambda: next(days) // 4  # three renderings a prompt, one for a head
+    heads = [ChatRenderer(template, tokenizer)]
+    found = [heads[0].render([SYSTEM, user("Hello")]) for _ in range(2)]
+    text = [tokenizer.decode(one.token_ids[: one.head_length]) for one in found]
+    assert [one.partition("<|im_end|>")[0] for one in text] == ["<|im_start|>day 0", "<|im_start|>day 1"]
+    assert all(one.endswith("<|im_start|>user\n") for one in text)
+
+
+def test_a_head_alone(tokenizer: Tokenizer) -> None:
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}<|im_start|>"
+    renderer = ChatRenderer(ChatTemplate(template, "plain"), tokenizer)
+    alone = renderer.render([SYSTEM])
+    text = tokenizer.decode(alone.token_ids[: alone.head_length])
+    assert text == "<|im_start|>system\nYou are terse.<|im_end|><|im_start|>"
+    turn = renderer.render([SYSTEM, user("Hello")])
+    assert tokenizer.decode(turn.token_ids[: turn.head_length]).endswith("<|im_start|>user\n")
+    answer_first = renderer.render([SYSTEM, {"role": "assistant", "content": "Hello"}])
+    assert answer_first.head_length == alone.head_length
