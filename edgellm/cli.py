@@ -23,6 +23,7 @@ from edgellm.quantize.command import quantize
 from edgellm.quantize.eval_command import evaluation
 from edgellm.server.command import serve
 from edgellm.server.dynamo.command import worker
+from edgellm.server.tracing.command import trace
 
 app = typer.Typer(
     name="edgellm",
@@ -130,6 +131,7 @@ def build(
 app.command()(quantize)
 app.add_typer(evaluation, name="eval")
 app.command()(serve)
+app.add_typer(trace, name="trace")
 app.command()(worker)
 
 

@@ -224,10 +224,10 @@ def _request(event: _Row) -> TracedRequest:
         received = ended - round(total or 0.0)
     hashes = replay.hashes("input_sequence_hashes")
     block_tokens = replay.whole("trace_block_size") or 0
-    length = request.whole("input_tokens")
+    length = replay.whole("input_length")
     if length is None:
-        length = replay.needed("input_length")
-    if hashes and -(-(replay.whole("input_length") or length) // max(block_tokens, 1)) != len(hashes):
+        length = request.needed("input_tokens")
+    if hashes and -(-length // max(block_tokens, 1)) != len(hashes):
         raise TraceError(
             f"{event.where}: {len(hashes)} hashes of blocks of {block_tokens} tokens do not fit the input's length"
         )

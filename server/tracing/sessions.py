@@ -1,11 +1,26 @@
-"""The sessions of a trace: turns in order, parents, and the time between turns in which the client's tools ran."""
+"""The sessions of a trace: turns in order, parents, and the gaps between turns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from edgellm.server.tracing.reading import TracedRequest
+
+GapKind = Literal["tools", "user"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """From the end of a turn to the arrival of the next, unix ms: the client ran tools, or waited for its user.
+
+    Which of them is inferred from what the next turn's last message was.
+    """
+
+    kind: GapKind
+    start_ms: float
+    end_ms: float
 
 
 @dataclass(slots=True)
@@ -29,21 +44,23 @@ class Session:
 
     @property
     def root(self) -> Session:
-        return self if self.parent is None else self.parent.root
+        session = self
+        while session.parent is not None:
+            session = session.parent
+        return session
 
-    def gaps(self) -> list[tuple[float, float]]:
-        """Start and end, unix ms, of each time between the end of a turn and the arrival of the next one.
-
-        Turns may overlap: a gap is where none of the session's earlier turns runs. A session without an id has none.
-        """
-        found: list[tuple[float, float]] = []
+    def gaps(self) -> list[Gap]:
+        """The times between turns. Turns may overlap: a gap is where none of the session's earlier turns runs. A
+        session without an id has none."""
+        found: list[Gap] = []
         if self.id is None:
             return found
-        busy_until = float("inf")
-        for turn in self.turns:
+        busy_until = self.turns[0].end_ms
+        for turn in self.turns[1:]:
             if turn.received_ms > busy_until:
-                found.append((busy_until, float(turn.received_ms)))
-            busy_until = turn.end_ms if busy_until == float("inf") else max(busy_until, turn.end_ms)
+                kind: GapKind = "user" if turn.trigger == "user_message" else "tools"
+                found.append(Gap(kind, busy_until, float(turn.received_ms)))
+            busy_until = max(busy_until, turn.end_ms)
         return found
 
 
@@ -57,7 +74,14 @@ def sessions_of(requests: Sequence[TracedRequest]) -> list[Session]:
         if parent is not None and not _above(parent, session):
             session.parent = parent
             parent.children.append(session)
-    return [shown for session in by_id.values() if session.parent is None for shown in _with_children(session, 0)]
+    shown: list[Session] = []
+    left = [session for session in reversed(by_id.values()) if session.parent is None]
+    while left:
+        session = left.pop()
+        session.depth = 0 if session.parent is None else session.parent.depth + 1
+        shown.append(session)
+        left += reversed(session.children)
+    return shown
 
 
 def _above(session: Session | None, wanted: Session) -> bool:
@@ -67,10 +91,3 @@ def _above(session: Session | None, wanted: Session) -> bool:
             return True
         session = session.parent
     return False
-
-
-def _with_children(session: Session, depth: int) -> Iterator[Session]:
-    session.depth = depth
-    yield session
-    for child in session.children:
-        yield from _with_children(child, depth + 1)
