@@ -13,8 +13,11 @@ from typing import Any, Protocol
 
 from edgellm.runtime.types import Output, Request, Usage
 from edgellm.server.sampling import Streaming
+from edgellm.server.sessions.identity import Trigger
 from edgellm.server.sse import Answer
+from edgellm.server.turns import CalledTool
 from edgellm.server.usage import running_usage, total_usage, usage_object
+from edgellm.server.wire import OPENAI, Chunk, SideEvent
 
 
 class Choice(Protocol):
@@ -35,15 +38,18 @@ class Choice(Protocol):
         """Generated tokens that were reasoning; None when they are not counted."""
         ...
 
-    def opening(self) -> Iterable[dict[str, Any]]:
+    @property
+    def tool_calls(self) -> tuple[CalledTool, ...]: ...
+
+    def opening(self) -> Iterable[Chunk]:
         """Entries that open its stream."""
         ...
 
-    def feed(self, output: Output) -> Iterable[dict[str, Any]]:
+    def feed(self, output: Output) -> Iterable[Chunk | SideEvent]:
         """Entries of one output; with the last output the closing one too."""
         ...
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> Chunk:
         """The entry of the whole body, after everything was fed."""
         ...
 
@@ -58,11 +64,20 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A request that was read and found to fit: what remains is to run it."""
+    """A request that was read and found to fit: what remains is to run it.
 
-    requests: tuple[Request, ...]  # one per choice
+    Attributes:
+        requests: one per choice.
+        surface, trigger: see `turns.TurnRecord`.
+        preamble: one was removed.
+    """
+
+    requests: tuple[Request, ...]
     answer: Answer
     stream: bool
+    surface: str
+    trigger: Trigger = "other"
+    preamble: bool = False
 
 
 class OpenAIAnswer:
@@ -73,7 +88,10 @@ class OpenAIAnswer:
         model: the name to answer under.
         fingerprint: of the model and this version.
         choices: one per request.
+        metadata: goes with the whole body, or with the last chunk of a stream.
     """
+
+    wire = OPENAI
 
     def __init__(
         self,
@@ -85,7 +103,9 @@ class OpenAIAnswer:
         fingerprint: str,
         per_prompt: int,
         streaming: Streaming,
+        metadata: dict[str, str] | None = None,
     ) -> None:
+        self._metadata = {"metadata": metadata} if metadata else {}
         self._head = {
             "id": requests[0].id,
             "object": kind.chunk if streaming.stream else kind.whole,
@@ -111,26 +131,30 @@ class OpenAIAnswer:
     def empty(self, index: int) -> bool:
         return self._choices[index].empty
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def tool_calls(self) -> tuple[CalledTool, ...]:
+        return tuple(call for choice in self._choices for call in choice.tool_calls)
+
+    def opening(self) -> Iterator[Chunk]:
         for choice in self._choices:
             yield from map(self._chunk, choice.opening())
 
-    def feed(self, index: int, output: Output) -> Iterator[dict[str, Any]]:
+    def feed(self, index: int, output: Output) -> Iterator[Chunk | SideEvent]:
         self._generated += len(output.token_ids)
         if output.finish_reason is not None:
             self._usages[index] = output.usage
-        yield from map(self._chunk, self._choices[index].feed(output))
+        for entry in self._choices[index].feed(output):
+            yield entry if isinstance(entry, SideEvent) else self._chunk(entry)
 
-    def closing(self) -> Iterator[dict[str, Any]]:
+    def closing(self) -> Iterator[Chunk]:
         if self._streaming.usage:
-            yield {**self._head, "choices": [], "usage": self._usage_object()}
+            yield {**self._head, **self._metadata, "choices": [], "usage": self._usage_object()}
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> Chunk:
         choices = [choice.whole() for choice in self._choices]
-        return {**self._head, "choices": choices, "usage": self._usage_object()}
+        return {**self._head, **self._metadata, "choices": choices, "usage": self._usage_object()}
 
-    def _chunk(self, entry: dict[str, Any]) -> dict[str, Any]:
-        chunk: dict[str, Any] = {**self._head, "choices": [entry]}
+    def _chunk(self, entry: Chunk) -> Chunk:
+        chunk: Chunk = {**self._head, "choices": [entry]}
         if self._streaming.usage:
             running = self._streaming.running_usage
             chunk["usage"] = running_usage(self._prompt_tokens, self._generated) if running else None

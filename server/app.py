@@ -18,12 +18,13 @@ from starlette.routing import Route
 
 from edgellm.server.answer import Job
 from edgellm.server.body import read_body
+from edgellm.server.caller import Caller
 from edgellm.server.chat import read_chat
 from edgellm.server.completions import read_completion
 from edgellm.server.errors import install_error_handlers
 from edgellm.server.gate import Gate
-from edgellm.server.generations import Generations
 from edgellm.server.health import add_health
+from edgellm.server.lifecycle import Desk, Lifecycle
 from edgellm.server.load import Load
 from edgellm.server.metrics import Metrics
 from edgellm.server.models import add_models
@@ -33,14 +34,18 @@ from edgellm.server.render import render_chat
 from edgellm.server.settings import ServerSettings
 from edgellm.server.sse import GenerationResponse
 from edgellm.server.tokens import detokenize, tokenize
-from edgellm.server.trace import Trace
+from edgellm.server.trace import HTTP_ID, IDENTITY, Trace
 
 if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
 
 Read = TypeVar("Read")
-_Reader = Callable[[bytes, "LLM", ServerSettings], Read]
+_Reader = Callable[[bytes, "LLM", ServerSettings, Caller], Read]
 _WORKERS = 2
+
+
+def caller_of(http: Request) -> Caller:
+    return Caller(getattr(http.state, IDENTITY))
 
 
 def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
@@ -62,16 +67,22 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     add_models(app, settings, llm.info.max_tokens)
     add_health(app, llm, metrics, load, settings.retry_after_s)
 
+    desk = Desk(settings.model, lambda request: llm.engine.submit(request), lambda: llm.engine.stats().queued, metrics)
+    app.state.desk = desk
+
     async def read_off_loop(http: Request, read: _Reader[Read]) -> Read:
         body = await read_body(http, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
-        return await asyncio.get_running_loop().run_in_executor(workers, read, body, llm, settings)
+        caller = caller_of(http)
+        return await asyncio.get_running_loop().run_in_executor(workers, read, body, llm, settings, caller)
 
     def add_generating(path: str, read: _Reader[Job]) -> None:
         @app.post(path)
         async def generate(http: Request) -> Response:
             job = await read_off_loop(http, read)
-            generations = Generations.submit(llm.engine.submit, job.requests)
-            return GenerationResponse(generations, job.answer, settings, metrics, stream=job.stream)
+            if job.preamble:
+                metrics.preambles.inc()
+            course = Lifecycle(desk, job, caller_of(http), getattr(http.state, HTTP_ID))
+            return GenerationResponse(course, job.answer, settings, stream=job.stream)
 
     def add_looking(path: str, read: _Reader[dict[str, Any]]) -> None:
         @app.post(path)

@@ -12,47 +12,42 @@ Rules that clients may rely on, besides what `parameters.CHAT` says of each fiel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgellm.decode.params import MAX_LOGPROBS
-from edgellm.runtime.types import CacheParams, Request
 from edgellm.server.answer import Job, Kind, OpenAIAnswer
 from edgellm.server.body import parse_object
+from edgellm.server.caller import ANONYMOUS, Caller
 from edgellm.server.chat_answer import ChatChoice
-from edgellm.server.choices import one_per_choice, read_n
+from edgellm.server.choices import read_n
+from edgellm.server.conversation import Conversation, prepare, read_template_kwargs
 from edgellm.server.fields import Fields, bad_value, unsupported
 from edgellm.server.messages import read_messages, read_tools
-from edgellm.server.names import check_model, new_id, system_fingerprint
+from edgellm.server.names import check_model, system_fingerprint
 from edgellm.server.parameters import CHAT
-from edgellm.server.sampling import (
-    clamp_to_context,
-    read_count,
-    read_prediction,
-    read_sampling,
-    read_stream,
-)
+from edgellm.server.preamble import Preambles
+from edgellm.server.retention import read_cache
+from edgellm.server.sampling import read_count, read_prediction, read_sampling, read_stream
 from edgellm.server.settings import ServerSettings
+from edgellm.server.side_events import SideEvents
 from edgellm.server.structured import THINKING_BUDGETS, check_end, read_form
 from edgellm.text.chat import Rendered
 
 if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
 
-_RESERVED_KWARGS = frozenset(
-    {"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
-)
 _KIND = Kind(chunk="chat.completion.chunk", whole="chat.completion")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ChatJob(Job):
     """`rendered`: the prompt of every choice."""
 
     rendered: Rendered
 
 
-def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
+def read_chat(body: bytes, llm: LLM, settings: ServerSettings, caller: Caller = ANONYMOUS) -> ChatJob:
     """Everything between the body's bytes and the engine. Takes time for long prompts: run it off the event loop.
 
     Raises:
@@ -64,61 +59,73 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings) -> ChatJob:
     fields.refuse(CHAT.refused)
     if any(kind != "text" for kind in fields.array("modalities") or ()):
         raise unsupported(fields.at("modalities"), "only text output is supported")
-    prediction = read_prediction(fields, llm.tokenizer, llm.info.max_tokens)
-    n = read_n(fields, settings.max_n)
+    fields, preamble = without_preamble(fields, settings.preambles)
     streaming = read_stream(fields)
     messages = read_messages(fields, limit=settings.max_messages)
     form = read_form(fields, read_tools(fields, limit=settings.max_tools), llm.tool_grammars)
-    tools = form.tools
-    budget = read_count(fields, *THINKING_BUDGETS, low=0)
-    one_call = fields.boolean("parallel_tool_calls") is False
-    limit = read_count(fields, "max_completion_tokens", "max_tokens")
     logprobs = _logprobs(fields)
-    salt = fields.string("cache_salt") or ""
     sampling = read_sampling(fields, settings, vocab_size=llm.tokenizer.vocab_size, logprobs=logprobs)
     check_end(fields, sampling, form.grammar, form.param)
-    rendered = llm.renderer.render(messages, tools=tools or None, **render_options(fields, settings))
-    limit = clamp_to_context(len(rendered.token_ids), limit or settings.sampling.max_tokens, llm.info.max_tokens)
-    request = Request(
-        id=new_id("chatcmpl"),
-        prompt=rendered.token_ids,
-        sampling=replace(sampling, max_tokens=limit),
-        cache=CacheParams(read=settings.prefix_cache, write=settings.prefix_cache, salt=salt),
-        stable_lengths=rendered.stable_lengths,
-        deadline_s=settings.deadline_s,
-        prediction=prediction,
+    conversation = Conversation(
+        messages,
+        form,
+        render_options(fields, settings),
+        sampling,
+        read_cache(fields, settings),
+        limit=read_count(fields, "max_completion_tokens", "max_tokens"),
+        thinking_budget=read_count(fields, *THINKING_BUDGETS, low=0),
+        one_call=fields.boolean("parallel_tool_calls") is False,
+        prediction=read_prediction(fields, llm.tokenizer, llm.info.max_tokens),
+        n=read_n(fields, settings.max_n),
     )
-    requests = tuple(
-        replace(
-            each,
-            constraint=llm.constraints.make(
-                form.grammar, param=form.param, thinking_open=rendered.thinking_open, max_thinking_tokens=budget
-            ),
-        )
-        for each in one_per_choice(request, n)
-    )
+    prepared = prepare(conversation, llm, settings, prefix="chatcmpl")
     choices = [
         ChatChoice(
             index,
             llm.tokenizer,
-            llm.parser(tools, thinking_open=rendered.thinking_open, id_seed=each.id),
-            thinking_open=rendered.thinking_open,
-            one_call=one_call,
+            said,
             logprobs=logprobs is not None,
             reasoning_field=settings.reasoning_field,
+            side_events=SideEvents(index, said, tools=settings.tool_dispatch, reasoning=settings.reasoning_dispatch)
+            if streaming.stream
+            else None,
         )
-        for index, each in enumerate(requests)
+        for index, said in enumerate(prepared.said)
     ]
     answer = OpenAIAnswer(
         _KIND,
-        requests,
+        prepared.requests,
         choices,
         model=model,
         fingerprint=system_fingerprint(llm.info.fingerprint),
-        per_prompt=n,
+        per_prompt=conversation.n,
         streaming=streaming,
+        metadata=caller.metadata,
     )
-    return ChatJob(requests, answer, streaming.stream, rendered)
+    return ChatJob(
+        prepared.requests,
+        answer,
+        streaming.stream,
+        "chat",
+        trigger=conversation.trigger,
+        preamble=preamble,
+        rendered=prepared.rendered,
+    )
+
+
+def without_preamble(fields: Fields, preambles: Preambles) -> tuple[Fields, bool]:
+    """A chat body whose leading system message has lost its preamble, and whether it had one."""
+    messages = fields.data.get("messages")
+    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
+        return fields, False
+    first = messages[0]
+    if first.get("role") not in ("system", "developer"):
+        return fields, False
+    stripped = preambles.strip(first.get("content"))
+    if not stripped.removed:
+        return fields, False
+    data = {**fields.data, "messages": [{**first, "content": stripped.value}, *messages[1:]]}
+    return Fields(data, fields.path), True
 
 
 def render_options(fields: Fields, settings: ServerSettings) -> dict[str, Any]:
@@ -127,14 +134,7 @@ def render_options(fields: Fields, settings: ServerSettings) -> dict[str, Any]:
     effort = fields.string("reasoning_effort")
     if thinking is None:
         thinking = settings.enable_thinking and effort != "none"
-    options: dict[str, Any] = {"enable_thinking": thinking}
-    given = fields.fields("chat_template_kwargs")
-    if given is not None:
-        for name in sorted(_RESERVED_KWARGS & given.data.keys()):
-            raise bad_value(given.at(name), "is set by the server")
-        for name in ("enable_thinking", "preserve_thinking"):
-            given.boolean(name)
-        options.update((name, value) for name, value in given.data.items() if value is not None)
+    options: dict[str, Any] = {"enable_thinking": thinking, **read_template_kwargs(fields)}
     if fields.boolean("continue_final_message"):
         options["continue_final_message"] = True
     elif fields.boolean("add_generation_prompt") is False:

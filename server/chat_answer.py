@@ -10,128 +10,112 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from edgellm.runtime.types import Output, turn_ended
+from edgellm.runtime.types import Output
 from edgellm.server.logprobs import chat_entries
+from edgellm.server.said import Said, SaidCall
+from edgellm.server.side_events import SideEvents
+from edgellm.server.turns import CalledTool
+from edgellm.server.wire import Chunk, SideEvent
 from edgellm.text.deltas import ContentDelta, ParsedDelta, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
-from edgellm.text.dialects import AnswerParser
 from edgellm.text.tokenizer import Tokenizer
-
-Delta = dict[str, Any]
 
 
 class ChatChoice:
-    """Implements `answer.Choice`. `one_call` ends it after the first complete tool call."""
+    """Implements `answer.Choice`. `side_events`: beside the ordinary deltas, if wanted."""
 
     def __init__(
         self,
         index: int,
         tokenizer: Tokenizer,
-        parser: AnswerParser,
+        said: Said,
         *,
-        thinking_open: bool,
-        one_call: bool,
         logprobs: bool,
         reasoning_field: str,
+        side_events: SideEvents | None = None,
     ) -> None:
         self._reasoning_field = reasoning_field
         self._index = index
         self._tokenizer = tokenizer
-        self._parser = parser
-        self._one_call = one_call
+        self._said = said
+        self._side_events = side_events
         self._entries: list[dict[str, Any]] | None = [] if logprobs else None
-        self._reasoning = _ReasoningCount(tokenizer, open_=thinking_open)
-        self._content: list[str] = []
-        self._thoughts: list[str] = []
-        self._calls: list[dict[str, Any]] = []
-        self._ended_calls = 0
         self._sent_entries = 0
-        self._final = Output()
 
     @property
     def complete(self) -> bool:
-        return self._one_call and self._ended_calls > 0
+        return self._said.complete
 
     @property
     def empty(self) -> bool:
-        return not self._content and not self._calls
+        return self._said.empty
 
     @property
     def reasoning_tokens(self) -> int | None:
-        return self._reasoning.tokens
+        return self._said.reasoning_tokens
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    @property
+    def tool_calls(self) -> tuple[CalledTool, ...]:
+        return tuple(CalledTool(self._index, n, call.id, call.name) for n, call in enumerate(self._said.calls))
+
+    def opening(self) -> Iterator[Chunk]:
         yield self._entry({"role": "assistant", "content": ""}, None, None)
 
-    def feed(self, output: Output) -> Iterator[dict[str, Any]]:
-        deltas = self._deltas(output)
-        entries = self._new_entries() if deltas or output.finish_reason else None
-        for delta in deltas:
-            yield self._entry(delta, None, entries)
-            entries = None
+    def feed(self, output: Output) -> Iterator[Chunk | SideEvent]:
+        if self._entries is not None and not self.complete:
+            self._entries += chat_entries(self._tokenizer, output.logprobs)
+        shown = self._shown(output)
+        entries = self._new_entries() if shown or output.finish_reason else None
+        for delta in shown:
+            if isinstance(delta, SideEvent):
+                yield delta
+            else:
+                yield self._entry(delta, None, entries)
+                entries = None
         if output.finish_reason is not None:
-            self._final = output
-            yield self._entry({}, self._finish_reason(output), entries)
+            yield self._entry({}, self._said.finish, entries)
 
-    def whole(self) -> dict[str, Any]:
-        content = "".join(self._content)
+    def whole(self) -> Chunk:
+        said, content = self._said, "".join(self._said.content)
         message: dict[str, Any] = {
             "role": "assistant",
-            "content": None if self._calls and not content else content,
+            "content": None if said.calls and not content else content,
             "refusal": None,
         }
-        if self._thoughts:
-            message[self._reasoning_field] = "".join(self._thoughts)
-        if self._calls:
-            message["tool_calls"] = self._calls
+        if said.thoughts:
+            message[self._reasoning_field] = "".join(said.thoughts)
+        if said.calls:
+            message["tool_calls"] = [_call(call, call.arguments) for call in said.calls]
         return {
             "index": self._index,
             "message": message,
             "logprobs": None if self._entries is None else _logprobs(self._entries),
-            "finish_reason": self._finish_reason(self._final),
+            "finish_reason": said.finish,
         }
 
-    def _deltas(self, output: Output) -> list[Delta]:
-        """Parse one output and keep what it gave. Nothing counts after the answer is complete."""
-        if self.complete:
-            return []
-        self._reasoning.count(output.token_ids)
-        if self._entries is not None:
-            self._entries += chat_entries(self._tokenizer, output.logprobs)
-        parsed = self._parser.feed(output.text) if output.text else []
-        if output.finish_reason is not None:
-            parsed = parsed + self._parser.finish(turn_ended(output.finish_reason, output.stop_reason))
-        deltas = []
-        for item in parsed:
-            if (delta := self._take(item)) is not None:
-                deltas.append(delta)
-            if self.complete:
-                break
-        return deltas
+    def _shown(self, output: Output) -> list[Chunk | SideEvent]:
+        """Deltas of one output, with the side events between them."""
+        shown: list[Chunk | SideEvent] = []
+        for item in self._said.feed(output):
+            if self._side_events is not None:
+                shown += self._side_events.before(item)
+            if (delta := self._delta(item)) is not None:
+                shown.append(delta)
+        if self._side_events is not None and output.finish_reason is not None:
+            shown += self._side_events.block_ended()
+        return shown
 
-    def _take(self, item: ParsedDelta) -> Delta | None:
+    def _delta(self, item: ParsedDelta) -> Chunk | None:
         match item:
             case ContentDelta(text):
-                self._content.append(text)
                 return {"content": text}
             case ReasoningDelta(text):
-                self._thoughts.append(text)
                 return {self._reasoning_field: text}
-            case ToolCallStart(index, call_id, name):
-                self._calls.append(_call(call_id, name))
-                return {"tool_calls": [{"index": index, **_call(call_id, name)}]}
+            case ToolCallStart(index):
+                return {"tool_calls": [{"index": index, **_call(self._said.calls[index], "")}]}
             case ToolCallArguments(index, fragment):
-                self._calls[index]["function"]["arguments"] += fragment
                 return {"tool_calls": [{"index": index, "function": {"arguments": fragment}}]}
             case ToolCallEnd():
-                self._ended_calls += 1
                 return None
-
-    def _finish_reason(self, output: Output) -> str:
-        """ "tool_calls" when the answer has calls and all are whole, else the engine's reason ("stop" or "length")."""
-        whole = bool(self._calls) and self._ended_calls == len(self._calls)
-        if (whole and output.finish_reason != "length") or self.complete:
-            return "tool_calls"
-        return "length" if output.finish_reason == "length" else "stop"
 
     def _new_entries(self) -> list[dict[str, Any]] | None:
         if self._entries is None:
@@ -140,8 +124,8 @@ class ChatChoice:
         self._sent_entries = len(self._entries)
         return fresh
 
-    def _entry(self, delta: Delta, finish_reason: str | None, entries: list[dict[str, Any]] | None) -> dict[str, Any]:
-        entry: dict[str, Any] = {"index": self._index, "delta": delta, "finish_reason": finish_reason}
+    def _entry(self, delta: Chunk, finish_reason: str | None, entries: list[dict[str, Any]] | None) -> Chunk:
+        entry: Chunk = {"index": self._index, "delta": delta, "finish_reason": finish_reason}
         if entries:
             entry["logprobs"] = _logprobs(entries)
         return entry
@@ -151,27 +135,5 @@ def _logprobs(entries: list[dict[str, Any]]) -> dict[str, Any]:
     return {"content": entries, "refusal": None}
 
 
-def _call(call_id: str, name: str) -> dict[str, Any]:
-    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
-
-
-class _ReasoningCount:
-    """Counts generated tokens up to and including the end-of-thinking token; None when that is no single token."""
-
-    def __init__(self, tokenizer: Tokenizer, *, open_: bool) -> None:
-        self._end = tokenizer.added.get("</think>")
-        self._open = open_
-        self._count = 0
-
-    @property
-    def tokens(self) -> int | None:
-        return None if self._end is None else self._count
-
-    def count(self, token_ids: tuple[int, ...]) -> None:
-        if not self._open or self._end is None:
-            return
-        if self._end in token_ids:
-            self._count += token_ids.index(self._end) + 1
-            self._open = False
-        else:
-            self._count += len(token_ids)
+def _call(call: SaidCall, arguments: str) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

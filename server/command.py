@@ -46,6 +46,22 @@ def serve(
     reasoning_field: Annotated[
         str, typer.Option(help="Where answers carry their reasoning: reasoning_content | reasoning")
     ] = "reasoning_content",
+    tool_dispatch: Annotated[
+        bool, typer.Option(help="Chat streams announce each complete tool call (event tool_call_dispatch).")
+    ] = False,
+    reasoning_dispatch: Annotated[
+        bool, typer.Option(help="Chat streams announce each complete reasoning block (event reasoning_dispatch).")
+    ] = False,
+    preamble: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Regular expression of a session's own first line to remove from system prompts; repeatable."
+        ),
+    ] = None,
+    strip_preamble: Annotated[
+        bool,
+        typer.Option(help="Remove first lines that differ from session to session (Claude Code's and --preamble)."),
+    ] = True,
     context: ContextOpt = None,
     slots: SlotsOpt = 4,
     threads: ThreadsOpt = None,
@@ -62,6 +78,7 @@ def serve(
     from edgellm.errors import ConfigError
     from edgellm.runtime.llm import LLM
     from edgellm.server.keys import gather_keys
+    from edgellm.server.preamble import BILLING_HEADER, Preambles
     from edgellm.server.run import run_server
     from edgellm.server.settings import ServerSettings
 
@@ -80,6 +97,9 @@ def serve(
         shutdown_grace_s=shutdown_grace,
         enable_thinking=thinking,
         reasoning_field=reasoning_field,
+        preambles=Preambles.of((BILLING_HEADER, *(preamble or ())) if strip_preamble else ()),
+        tool_dispatch=tool_dispatch,
+        reasoning_dispatch=reasoning_dispatch,
     )
     with LLM(
         bundle,

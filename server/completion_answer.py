@@ -15,6 +15,7 @@ class CompletionChoice:
 
     complete = False
     reasoning_tokens = None  # raw text has no reasoning to tell apart
+    tool_calls = ()
 
     def __init__(self, index: int, tokenizer: Tokenizer, *, echo: str, logprobs: bool) -> None:
         self._index = index

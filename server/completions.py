@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edgellm.decode.params import MAX_LOGPROBS, SamplingParams
 from edgellm.errors import RequestError
-from edgellm.runtime.types import CacheParams, Request
+from edgellm.runtime.types import Request
 from edgellm.server.answer import Job, Kind, OpenAIAnswer
 from edgellm.server.body import parse_object
+from edgellm.server.caller import ANONYMOUS, Caller
 from edgellm.server.choices import check_total, fresh_seed, one_per_choice, read_n
 from edgellm.server.completion_answer import CompletionChoice
 from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
 from edgellm.server.names import check_model, new_id, system_fingerprint
 from edgellm.server.parameters import COMPLETION
+from edgellm.server.retention import read_cache
 from edgellm.server.sampling import (
     check_token_ids,
     clamp_to_context,
@@ -48,7 +50,7 @@ class _Prompt(NamedTuple):
     text: str
 
 
-def read_completion(body: bytes, llm: LLM, settings: ServerSettings) -> Job:
+def read_completion(body: bytes, llm: LLM, settings: ServerSettings, caller: Caller = ANONYMOUS) -> Job:
     """Everything between the body's bytes and the engine.
 
     Raises:
@@ -64,7 +66,7 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings) -> Job:
     limit = read_count(fields, "max_tokens", "max_completion_tokens") or DEFAULT_MAX_TOKENS
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = _read_echo(fields, logprobs)
-    salt = fields.string("cache_salt") or ""
+    cache = read_cache(fields, settings)
     sampling = read_sampling(fields, settings, vocab_size=llm.tokenizer.vocab_size, logprobs=logprobs)
     grammar, param = read_grammar(fields, with_response_format=False)
     check_end(fields, sampling, grammar, param)
@@ -77,7 +79,7 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings) -> Job:
             id=request_id,
             prompt=prompt.tokens,
             sampling=replace(_seeded(fields, sampling, first=not requests), max_tokens=room),
-            cache=CacheParams(read=settings.prefix_cache, write=settings.prefix_cache, salt=salt),
+            cache=cache,
             deadline_s=settings.deadline_s,
             prediction=prediction,
         )
@@ -99,8 +101,9 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings) -> Job:
         fingerprint=system_fingerprint(llm.info.fingerprint),
         per_prompt=n,
         streaming=streaming,
+        metadata=caller.metadata,
     )
-    return Job(tuple(requests), answer, streaming.stream)
+    return Job(tuple(requests), answer, streaming.stream, "completion")
 
 
 def _read_n(fields: Fields, settings: ServerSettings) -> int:

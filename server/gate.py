@@ -29,7 +29,7 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
         elif (refusal := self._refusal(scope)) is not None:
-            await refusal.response()(scope, receive, send)
+            await refusal.response(scope)(scope, receive, send)
         elif scope["method"] == "POST":
             with self._load.inside():
                 await self._answer(scope, receive, send)
@@ -69,4 +69,4 @@ class Gate:
             answer = as_api_error(error, retry_after_s=self._retry_after_s)
             if started:  # too late for another answer: the server closes the connection
                 raise
-            await answer.response()(scope, receive, send)
+            await answer.response(scope)(scope, receive, send)

@@ -46,6 +46,7 @@ class Metrics:
         self._accepted = counter("accepted_tokens", "Draft tokens accepted")
         self._verify = counter("verify_steps", "Verification steps")
         self._empty = counter("empty_turns", "Finished answers with neither text nor a tool call")
+        self.preambles = counter("preambles_removed", "Requests whose system prompt lost a session's own first line")
         self._ttft = histogram("time_to_first_token_seconds", "From submission to the first token", _TTFT_BUCKETS)
         self._tpot = histogram("time_per_output_token_seconds", "Per token after the first", _TPOT_BUCKETS)
         self._queue = histogram("queue_seconds", "From submission to the start of prefill", _TTFT_BUCKETS)

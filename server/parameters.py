@@ -40,6 +40,7 @@ _SAMPLING = {
     "stream": "server-sent events",
     "stream_options": "include_usage, continuous_usage_stats",
     "prediction": "text that the answer is expected to repeat: drafts for speed, which do not change the answer",
+    "kv_retention": "how long the cache keeps which tokens: TensorRT-LLM's retention config",
     "cache_salt": "cached prefixes are shared only among requests with the same salt",
     "skip_special_tokens": "only true: control tokens are never shown",
 }

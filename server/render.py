@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from edgellm.server.caller import ANONYMOUS, Caller
 from edgellm.server.chat import read_chat
 from edgellm.server.settings import ServerSettings
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
 
 
-def render_chat(body: bytes, llm: LLM, settings: ServerSettings) -> dict[str, Any]:
+def render_chat(body: bytes, llm: LLM, settings: ServerSettings, _: Caller = ANONYMOUS) -> dict[str, Any]:
     """The prompt of a chat body, which is read exactly as the chat endpoint reads it; nothing is generated.
 
     ``stable_lengths`` says how many leading tokens the conversation's next prompt may repeat (snapshots are taken

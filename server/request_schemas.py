@@ -30,6 +30,26 @@ _PREDICTED = record({"type": {"enum": ["content"]}, "content": {"anyOf": [TEXT, 
 _PREDICTION: Schema = {**_PREDICTED, "type": ["object", "null"]}
 
 
+_DURATION = nullable("number", exclusiveMinimum=0)
+_RETENTION_RANGE = record(
+    {
+        "token_start": nullable("integer", minimum=0),
+        "token_end": nullable("integer", minimum=1),
+        "priority": nullable("integer", minimum=0, maximum=100),
+        "duration_ms": _DURATION,
+    },
+    (),
+)
+_RETENTION = record(
+    {
+        "token_range_retention_configs": _list(_RETENTION_RANGE),
+        "decode_retention_priority": nullable("integer", minimum=0, maximum=100),
+        "decode_duration_ms": _DURATION,
+    },
+    (),
+)
+
+
 def _sampling(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
     return {
         "model": {"enum": [*settings.names, None]},
@@ -56,6 +76,7 @@ def _sampling(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
         },
         "prediction": _PREDICTION,
         "cache_salt": STRING,
+        "kv_retention": {**_RETENTION, "type": ["object", "null"]},
         "skip_special_tokens": BOOLEAN,
         "guided_json": nullable("object", "string"),
         "guided_regex": STRING,

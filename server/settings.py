@@ -11,6 +11,7 @@ from edgellm.decode.params import MAX_STOP_STRINGS, SamplingParams
 from edgellm.errors import ConfigError
 from edgellm.server.body import MAX_DEPTH
 from edgellm.server.logs import FORMATS
+from edgellm.server.preamble import Preambles
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")  # of editors and desktop programs too
@@ -51,6 +52,9 @@ class ServerSettings:
     enable_thinking: bool = False  # unless chat_template_kwargs says otherwise
     sampling: SamplingParams = field(default_factory=_default_sampling)
     prefix_cache: bool = True
+    preambles: Preambles = field(default_factory=Preambles)  # removed from the start of system prompts
+    tool_dispatch: bool = False  # chat streams carry `tool_call_dispatch` events
+    reasoning_dispatch: bool = False  # and `reasoning_dispatch` events
     max_body_bytes: int = 8 << 20
     max_depth: int = MAX_DEPTH  # of nesting in a body
     max_messages: int = 10_000

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from edgellm.server.body import parse_object
+from edgellm.server.caller import ANONYMOUS, Caller
 from edgellm.server.chat import render_options
 from edgellm.server.fields import Fields, bad_value
 from edgellm.server.messages import read_messages, read_tools
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
 
 
-def tokenize(body: bytes, llm: LLM, settings: ServerSettings) -> dict[str, Any]:
+def tokenize(body: bytes, llm: LLM, settings: ServerSettings, _: Caller = ANONYMOUS) -> dict[str, Any]:
     """``{"tokens", "count", "max_model_len", "token_strs"}``; `token_strs` only when asked for, else null.
 
     Raises:
@@ -42,7 +43,7 @@ def tokenize(body: bytes, llm: LLM, settings: ServerSettings) -> dict[str, Any]:
     }
 
 
-def detokenize(body: bytes, llm: LLM, settings: ServerSettings) -> dict[str, Any]:
+def detokenize(body: bytes, llm: LLM, settings: ServerSettings, _: Caller = ANONYMOUS) -> dict[str, Any]:
     """``{"prompt"}``: the text of `tokens`, control tokens included.
 
     Raises:

@@ -1,7 +1,8 @@
-"""An id for every request, one log line and one count when it ends.
+"""An id for every request, the session it belongs to, one log line and one count when it ends.
 
-The client's own `x-request-id` is kept when it is a plain word, else one is made; every answer carries it. The layer
-adds nothing to the path of a streamed token but one look at its kind.
+The client's own `x-request-id` is kept when it is a plain word, else one is made; every answer carries it, and
+`x-edgellm-session-id` where the client named a session. The layer adds nothing to the path of a streamed token but one
+look at its kind.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ from edgellm.server.logs import current_request
 from edgellm.server.metrics import Metrics
 from edgellm.server.names import new_id
 from edgellm.server.protocol import REQUEST_ID
+from edgellm.server.sessions.identity import identify
 
 access_log = logging.getLogger("edgellm.server.access")
 
 _PLAIN = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
-_SESSION_CHARS = 64  # of X-Session-ID that are logged
+SESSION_ID = b"x-edgellm-session-id"
+IDENTITY = "edgellm.identity"  # in scope["state"]: the session's, or None
+HTTP_ID = "edgellm.request_id"  # in scope["state"]
 
 
 class Trace:
@@ -45,14 +49,21 @@ class Trace:
         status = 0
         given = _header(scope, REQUEST_ID)
         request_id = given.decode("ascii") if _PLAIN.fullmatch(given) else new_id("req")
-        scope.setdefault("state", {})["log"] = {}
+        identity = identify(scope["headers"])
+        extra = [(REQUEST_ID, request_id.encode("ascii"))]
+        details: dict[str, Any] = {}
+        if identity is not None:
+            details["session"] = ascii(identity.session_id)
+            if identity.parent_id is not None:
+                details["parent"] = ascii(identity.parent_id)
+            extra.append((SESSION_ID, identity.session_id.encode()))
+        scope.setdefault("state", {}).update({"log": details, IDENTITY: identity, HTTP_ID: request_id})
 
         async def watch(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = [*message.get("headers", ()), (REQUEST_ID, request_id.encode("ascii"))]
-                message = {**message, "headers": headers}
+                message = {**message, "headers": [*message.get("headers", ()), *extra]}
             await send(message)
 
         token = current_request.set(request_id)
@@ -73,9 +84,6 @@ def _log(scope: Scope, status: int, seconds: float) -> None:
     if not access_log.isEnabledFor(logging.INFO):
         return
     details: dict[str, Any] = dict(scope["state"]["log"])
-    session = _header(scope, b"x-session-id")
-    if session:
-        details["session"] = ascii(session[:_SESSION_CHARS].decode("latin-1"))
     path = ascii(scope["path"])[1:-1][:200]
     rest = "".join(f" {key}={value}" for key, value in details.items())
     access_log.info(

@@ -12,9 +12,11 @@ import pytest
 from starlette.types import Message
 
 from edgellm.runtime.types import Output, Request, Usage
-from edgellm.server.answer import Kind, OpenAIAnswer
+from edgellm.server.answer import Job, Kind, OpenAIAnswer
+from edgellm.server.caller import ANONYMOUS
 from edgellm.server.completion_answer import CompletionChoice
 from edgellm.server.generations import Generations
+from edgellm.server.lifecycle import Desk, Lifecycle
 from edgellm.server.metrics import Metrics
 from edgellm.server.sampling import Streaming
 from edgellm.server.settings import ServerSettings
@@ -62,11 +64,17 @@ def run(*generations: Listed, stream: bool, stalled: bool = False, **changes: An
         await asyncio.sleep(60)
         return {"type": "http.disconnect"}
 
+    waiting = iter(generations)
+
+    def started(_: Request) -> Any:
+        return next(waiting)
+
     async def go() -> None:
         numbers = range(len(generations))
+        requests = [Request(str(n), (1,)) for n in numbers]
         answer = OpenAIAnswer(
             Kind("chunk", "whole"),
-            [Request(str(n), (1,)) for n in numbers],
+            requests,
             [CompletionChoice(n, None, echo="", logprobs=False) for n in numbers],  # type: ignore[arg-type]
             model="m",
             fingerprint="fp",
@@ -74,9 +82,10 @@ def run(*generations: Listed, stream: bool, stalled: bool = False, **changes: An
             streaming=Streaming(stream, usage=False, running_usage=False),
         )
         settings = ServerSettings(model="m", **changes)
-        together = Generations(generations)  # type: ignore[arg-type]
-        response = GenerationResponse(together, answer, settings, metrics, stream=stream)
-        await response({"type": "http", "state": {}}, receive, send)
+        job = Job(tuple(requests), answer, stream, "completion")
+        course = Lifecycle(Desk("m", started, lambda: 0, metrics), job, ANONYMOUS, "req")
+        response = GenerationResponse(course, answer, settings, stream=stream)
+        await response({"type": "http", "state": {}, "path": "/v1/completions", "headers": []}, receive, send)
 
     asyncio.run(go())
     return sent, metrics

@@ -1,0 +1,102 @@
+"""A request that generates, from admission to its entry in the books.
+
+What must stay true: every request that began is ended once, whatever happens; those who keep books hear of it after
+the engine does and cannot disturb the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from edgellm.runtime.generation import Generation
+from edgellm.runtime.types import Output, Request
+from edgellm.server.answer import Job
+from edgellm.server.caller import Caller
+from edgellm.server.generations import Generations
+from edgellm.server.metrics import Metrics
+from edgellm.server.turns import TurnObserver, TurnRecord
+
+log = logging.getLogger("edgellm.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What all requests of a server share.
+
+    Attributes:
+        submit: gives a request to the engine.
+        queued: requests that wait for a slot now.
+        observers: hear of every request that ended.
+    """
+
+    model: str
+    submit: Callable[[Request], Generation]
+    queued: Callable[[], int]
+    metrics: Metrics
+    observers: list[TurnObserver] = field(default_factory=list)
+
+
+class Lifecycle:
+    """Implements `sse.Course` for one job.
+
+    Args:
+        x_request_id: of the HTTP request.
+    """
+
+    def __init__(self, desk: Desk, job: Job, caller: Caller, x_request_id: str) -> None:
+        self.id = job.requests[0].id
+        self._desk = desk
+        self._job = job
+        self._caller = caller
+        self._x_request_id = x_request_id
+        self._received_ms = _unix_ms()
+        self._queue_depth = 0
+
+    async def begin(self) -> Generations:
+        self._queue_depth = self._desk.queued()
+        return Generations.submit(self._desk.submit, self._job.requests)
+
+    def end(self, outcome: str, finals: Mapping[int, Output]) -> None:
+        answer = self._job.answer
+        for index in range(len(self._job.requests)):
+            empty = outcome == "ok" and answer.empty(index)
+            self._desk.metrics.finished(outcome, finals.get(index), empty=empty)
+        if self._desk.observers:
+            _tell(self._desk.observers, self._record(outcome, finals))
+
+    def _record(self, outcome: str, finals: Mapping[int, Output]) -> TurnRecord:
+        first = finals.get(0, Output())
+        return TurnRecord(
+            request_id=self.id,
+            x_request_id=self._x_request_id,
+            surface=self._job.surface,
+            model=self._desk.model,
+            identity=self._caller.identity,
+            trigger=self._job.trigger,
+            prompt=self._job.requests[0].prompt,
+            received_unix_ms=self._received_ms,
+            ended_unix_ms=_unix_ms(),
+            outcome=outcome,
+            finish_reason=first.finish_reason,
+            stop_reason=first.stop_reason,
+            usage=self._job.answer.usage,
+            timing=first.timing,
+            tool_calls=self._job.answer.tool_calls(),
+            queue_depth=self._queue_depth,
+            choices=len(self._job.requests),
+        )
+
+
+def _tell(observers: Sequence[TurnObserver], record: TurnRecord) -> None:
+    for observer in observers:
+        try:
+            observer(record)
+        except Exception:
+            log.exception("request %s: an observer of turns failed", record.request_id)
+
+
+def _unix_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,66 @@
+"""How the events of a stream look on the wire, for each API surface.
+
+What must stay true: an event is one write, ends with a blank line and holds one line of ASCII JSON (some clients split
+lines at U+2028 and the like); a stream that breaks never looks like a complete answer.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edgellm.server.errors import ApiError
+
+Chunk = dict[str, Any]
+
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
+@dataclass(frozen=True, slots=True)
+class SideEvent:
+    """An event beside the ordinary ones of a surface whose events have no names."""
+
+    name: str
+    data: Chunk
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """Attributes:
+    named: an event is called by its `type`.
+    ping: may be sent between any two events while the client waits.
+    done: ends a stream, behind the last event; may be empty.
+    anthropic: errors have Anthropic's form.
+    error_event: a stream that breaks tells why before it ends; otherwise its connection is just closed.
+    """
+
+    named: bool
+    ping: bytes
+    done: bytes
+    anthropic: bool = False
+    error_event: bool = False
+
+    def event(self, chunk: Chunk | SideEvent) -> bytes:
+        if isinstance(chunk, SideEvent):
+            return _event(chunk.data, chunk.name)
+        return _event(chunk, chunk["type"] if self.named else "")
+
+    def error(self, error: ApiError) -> bytes:
+        """The event that tells why the stream breaks off; empty where the surface has none."""
+        if not self.error_event:
+            return b""
+        body = error.body(anthropic=self.anthropic)
+        return _event(body if self.anthropic else {"type": "error", **body["error"]}, "error")
+
+
+def _event(data: Chunk, name: str = "") -> bytes:
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {_encode(data)}\n\n".encode("ascii")
+
+
+OPENAI: Final = Wire(named=False, ping=b": ping\n\n", done=b"data: [DONE]\n\n")
+ANTHROPIC: Final = Wire(
+    named=True, ping=b'event: ping\ndata: {"type":"ping"}\n\n', done=b"", anthropic=True, error_event=True
+)
+RESPONSES: Final = Wire(named=True, ping=b": ping\n\n", done=b"", error_event=True)
