@@ -1,9 +1,10 @@
 """What an answer may look like, as grammars in llguidance's form: JSON, regular expressions, choices, Lark.
 
 A grammar is a mapping with one of llguidance's keys, ``json_schema`` or ``lark_grammar``, or with ``either`` and a list
-of grammars; `framed` makes the text that is compiled. What must stay true: a schema means what JSON Schema says, except
-that white space between JSON tokens is short (a model that is only allowed white space may go on with it for ever), and
-a keyword that cannot be obeyed is an error of the compiler, never ignored, unless `lenient` says so.
+of grammars; under ``parts`` are grammars that its Lark refers to as ``@name``. `framed` makes the text that is compiled.
+What must stay true: a schema means what JSON Schema says, except that white space between JSON tokens is short (a model
+that is only allowed white space may go on with it for ever), and a keyword that cannot be obeyed is an error of the
+compiler, never ignored, unless `lenient` says so.
 """
 
 from __future__ import annotations
@@ -90,10 +91,12 @@ def framed(grammar: Grammar, *, behind_thinking: bool) -> str:
         behind_thinking: the answer follows a reasoning block: it may begin with an empty line.
     """
     lead = '"\\n\\n"? ' if behind_thinking else ""
-    bodies = [{"name": f"body{n}", **body} for n, body in enumerate(grammar.get("either", [grammar]))]
-    start = " | ".join(f"@{body['name']}" for body in bodies)
-    head = {"name": "answer", "lark_grammar": f"{HEADER}start: {lead}({start})"}
-    return json.dumps({"grammars": [head, *bodies]}, ensure_ascii=False)
+    bodies = {f"body{n}": dict(body) for n, body in enumerate(grammar.get("either", [grammar]))}
+    parts = {name: part for body in bodies.values() for name, part in body.pop("parts", {}).items()}
+    start = " | ".join(f"@{name}" for name in bodies)
+    head = {"answer": {"lark_grammar": f"{HEADER}start: {lead}({start})"}}
+    named = [{"name": name, **body} for name, body in (head | bodies | parts).items()]
+    return json.dumps({"grammars": named}, ensure_ascii=False)
 
 
 def quoted(text: str) -> str:

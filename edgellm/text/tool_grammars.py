@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from edgellm.errors import RequestError
@@ -37,6 +38,9 @@ _BLANK: Final = r"[\s\x1c-\x1f]*"
 _MAX_CHARS: Final = 1 << 20  # of all rules: what several parameters refer to is written for each
 _MAX_WORK: Final = 2_000_000  # parts of schemas that are looked at: all parts of a tool's, for each of its parameters
 Tools = Sequence[Mapping[str, Any]]
+# Name of a function whose string parameters hold such text: a Lark grammar, or the pattern of a regular expression.
+# Where strings are written as JSON it has no effect.
+Texts = Mapping[str, Grammar | str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +117,24 @@ class ToolGrammars:
         dialect: how the model writes calls.
         split: `Tokenizer.split`.
         added: `Tokenizer.added`: their texts are tokens, which text never matches.
+        texts: what the string parameters of some functions hold.
     """
 
-    def __init__(self, dialect: str, split: Callable[[str], list[str]], added: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        dialect: str,
+        split: Callable[[str], list[str]],
+        added: Mapping[str, int],
+        texts: Texts = MappingProxyType({}),
+    ) -> None:
         self._dialect = dialect
         self._split = split
         self._added = added
+        self._texts = texts
+
+    def with_texts(self, texts: Texts) -> ToolGrammars:
+        """The same, with other `texts`."""
+        return ToolGrammars(self._dialect, self._split, self._added, texts)
 
     def forced(self, tools: Tools, *, several: bool) -> Grammar:
         """One call of one of `tools` (in the OpenAI form) or, with `several`, one or more, and nothing else.
@@ -131,7 +147,7 @@ class ToolGrammars:
             known = ", ".join(_FORMS)
             message = f"calls cannot be forced in the {self._dialect} form; they can in: {known}"
             raise RequestError(f"tool_choice: {message}", param="tool_choice")
-        writer = _Writer(form, self._split, self._added)
+        writer = _Writer(form, self._split, self._added, self._texts)
         more = f" ({writer.literal(form.separator)} call)*" if several else ""
         return writer.grammar(tools, f"{writer.literal(form.begin)} call{more} {writer.literal(form.end)}")
 
@@ -143,7 +159,7 @@ class ToolGrammars:
         before, token, *_ = [*self._split(form.begin + form.head), ""]
         if before or not token:
             return None
-        writer = _Writer(form, self._split, self._added)
+        writer = _Writer(form, self._split, self._added, self._texts)
         openers = [re.escape(token)]
         if isinstance(form, _Tags) and form.bare:
             names = "|".join(re.escape(tool.get("function", tool)["name"]) for tool in tools)
@@ -158,10 +174,14 @@ class ToolGrammars:
 class _Writer:
     """The rules of one grammar."""
 
-    def __init__(self, form: _Form, split: Callable[[str], list[str]], added: Mapping[str, int]) -> None:
+    def __init__(
+        self, form: _Form, split: Callable[[str], list[str]], added: Mapping[str, int], texts: Texts
+    ) -> None:
         self._form = form
         self._split = split
         self._added = added
+        self._texts = texts
+        self._parts: dict[str, Grammar] = {}
         self._rules: list[str] = []
         self._terminals: dict[str, str] = {}
         self._chars = 0
@@ -174,7 +194,8 @@ class _Writer:
             calls.append(
                 self._call(function["name"], function.get("parameters"), strict=function.get("strict") is True)
             )
-        return {"lark_grammar": HEADER + "\n".join([f"start: {start}", f"call: {' | '.join(calls)}", *self._rules])}
+        rules = "\n".join([f"start: {start}", f"call: {' | '.join(calls)}", *self._rules])
+        return {"lark_grammar": HEADER + rules, "parts": self._parts}
 
     def _call(self, name: str, parameters: Any, *, strict: bool) -> str:
         form = self._form
@@ -210,7 +231,7 @@ class _Writer:
                     raise RequestError(problem, param="tools", code="invalid_grammar")
                 continue
             rule = self._rule(
-                f"{self.literal(form.parameter.format(name))} {self._value(form, own, root, strict=strict)}"
+                f"{self.literal(form.parameter.format(name))} {self._value(form, own, root, function, strict=strict)}"
             )
             found.append(rule if needed else f"{rule}?")
         return found
@@ -221,7 +242,7 @@ class _Writer:
         written_as_json = types and "string" not in types
         return None if written_as_json or listed(own, root) is not None else beyond_text(own, root)
 
-    def _value(self, form: _Tags, own: Any, root: Mapping[str, Any], *, strict: bool) -> str:
+    def _value(self, form: _Tags, own: Any, root: Mapping[str, Any], function: str, *, strict: bool) -> str:
         """A value and the tag behind it: text where the schema allows any, else JSON or one of the texts listed."""
         types = allowed_types(own, root)
         if types and "string" not in types:
@@ -230,18 +251,28 @@ class _Writer:
         options = [text for text in texts(listed(own, root) or (), types) if not ends.search(text)]
         if options:
             return f"({' | '.join(map(quoted, options))}) {self.literal(form.close)}"
-        text = f"{self.text_without(form.ends, form.ends_at_once)} {self.literal(form.close)}"
+        held = self._texts.get(function)
+        if held is not None and not isinstance(held, str):
+            name = f"text{len(self._parts)}"
+            self._parts[name] = held
+            return f"@{name} {self.literal(form.close)}"
+        text = f"{self.text_without(form.ends, form.ends_at_once, held)} {self.literal(form.close)}"
         if self._split(form.close)[0] == "":  # it begins with a token, which no text can hold
             return text
         return self._rule(text, "[lazy]")
 
-    def text_without(self, pattern: str, beginning: str = "") -> str:
-        """A terminal: any text in which `pattern` is not found, and that does not begin with `beginning`."""
+    def text_without(self, pattern: str, beginning: str = "", whole: str | None = None) -> str:
+        """A terminal: any text in which `pattern` is not found, and that does not begin with `beginning`.
+
+        Args:
+            whole: a pattern that the text fits.
+        """
         found = rf"(?s:.*)(?:{pattern})" + (f"|{beginning}" if beginning else "")
-        if found not in self._terminals:
-            self._terminals[found] = f"TEXT{len(self._terminals)}"
-            self._rules.append(f"{self._terminals[found]}: /(?s:.*)/ & ~/(?:{slashed(found)})(?s:.*)/")
-        return self._terminals[found]
+        body = f"/{'(?s:.*)' if whole is None else slashed(whole)}/ & ~/(?:{slashed(found)})(?s:.*)/"
+        if body not in self._terminals:
+            self._terminals[body] = f"TEXT{len(self._terminals)}"
+            self._rules.append(f"{self._terminals[body]}: {body}")
+        return self._terminals[body]
 
     def _json(self, schema: Any, root: Mapping[str, Any], *, strict: bool) -> str:
         whole = json_schema(standalone(schema, root, strict=strict), lenient=not strict)
