@@ -59,8 +59,8 @@ class KvEvents:
         namespace = int.from_bytes(salt_digest(salt)[:_NAMESPACE_BYTES], "big")
         if namespace in self._salts or len(self._salts) > MAX_SALTS:
             return
+        self._flush()  # while the salt is not known: parents that wait must not come behind their children
         self._salts[namespace] = salt
-        self._flush()  # what came before it is in `_waiting` then
         if waiting := self._waiting.pop(namespace, None):
             self._publish(list(merged(waiting.values(), self._salts)))
 
