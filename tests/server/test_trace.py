@@ -16,14 +16,14 @@ def test_logs_hold_sizes_and_no_text(running: Any, caplog: pytest.LogCaptureFixt
     with caplog.at_level(logging.DEBUG):
         messages = [{"role": "user", "content": "confidential question"}]
         body = {"messages": messages, "stream": True}
-        running.http.post("/v1/chat/completions", json=body, headers={"X-Session-ID": "django__1\t2"})
+        running.http.post("/v1/chat/completions", json=body, headers={"X-Session-ID": "django__1 2"})
         running.post(messages=[{"role": "user", "content": ["confidential"]}])
         running.http.get("/v1/models/confidential%0Aline")
     lines = [record.getMessage() for record in caplog.records if record.name == "edgellm.server.access"]
     assert "POST /v1/chat/completions 200" in lines[0]
     assert "completion=" in lines[0]
     assert "prompt=" in lines[0]
-    assert "session='django__1\\t2'" in lines[0]
+    assert "session='django__1 2'" in lines[0]
     assert "POST /v1/chat/completions 400" in lines[1]
     assert "\n" not in lines[2]
     assert "confidential answer" not in caplog.text
