@@ -7,7 +7,7 @@ MODEL  ?= edge-tiny
 BUNDLE := .cache/$(notdir $(MODEL)).bundle
 .DEFAULT_GOAL := help
 
-.PHONY: help serve test types parity bench clean
+.PHONY: help serve test types parity bench agents clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -54,6 +54,9 @@ parity: $(VENV)/.installed  ## recompute the references with torch, transformers
 bench: $(VENV)/.installed  ## speed of the mid preset on this machine
 	$(BIN)/edgellm bench --preset mid --precision int8
 	$(BIN)/edgellm bench --preset mid --precision int4
+
+agents: $(VENV)/.installed  ## real coding agents do a task against the server (needs npm)
+	cd tests && $(abspath $(BIN))/python -m agents.run
 
 clean:           ## remove the virtual environment and built bundles
 	rm -rf $(VENV) .cache build

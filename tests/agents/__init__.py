@@ -1,0 +1,1 @@
+"""Real coding agents against our server, and their recorded requests."""

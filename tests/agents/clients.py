@@ -1,0 +1,191 @@
+"""The agents: packages, commands, settings. Each runs with an empty home, no telemetry, and no questions asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .script import BEFORE, FILE, TASK
+from .serving import MODEL
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one run happens. `home` and `work` are fresh folders; `server` has no path."""
+
+    server: str
+    home: Path
+    work: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Attributes:
+    package, version: in the npm registry.
+    binary: name of its command.
+    arguments: of the command that does the task.
+    environment: besides PATH and HOME.
+    prepare: writes its settings.
+    edits: whether a call (tool, arguments) is the agent's own way to edit a file.
+    session_header: that names its session; None: it sends none.
+    probes: (method, path, status) of requests that need not succeed.
+    """
+
+    name: str
+    package: str
+    version: str
+    binary: str
+    arguments: Callable[[Place], list[str]]
+    environment: Callable[[Place], dict[str, str]]
+    prepare: Callable[[Place], None]
+    edits: Callable[[str, str], bool]
+    session_header: str | None
+    probes: frozenset[tuple[str, str, int]] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run left. `status` None: it did not end in time."""
+
+    status: int | None
+    stdout: str
+    stderr: str
+    file: str
+    seconds: float
+
+
+def run_client(client: Client, binaries: Path, place: Place, limit_s: float) -> Outcome:
+    """Let the agent do the task in `place`."""
+    (place.work / FILE).write_text(f"{BEFORE}\n")
+    client.prepare(place)
+    environment = {
+        "PATH": os.pathsep.join((str(binaries), os.environ["PATH"])),
+        "HOME": str(place.home),
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+        "NO_PROXY": "127.0.0.1",
+        **client.environment(place),
+    }
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [binaries / client.binary, *client.arguments(place)],
+        cwd=place.work,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=limit_s)
+        status: int | None = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)
+        stdout, stderr = process.communicate()
+        status = None
+    return Outcome(status, stdout, stderr, (place.work / FILE).read_text(), time.monotonic() - began)
+
+
+def _nothing(_: Place) -> None:
+    pass
+
+
+def _claude(place: Place) -> dict[str, str]:
+    return {
+        "ANTHROPIC_API_KEY": "none",
+        "ANTHROPIC_BASE_URL": place.server,
+        "ANTHROPIC_MODEL": MODEL,
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL": MODEL,
+        "ANTHROPIC_SMALL_FAST_MODEL": MODEL,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_TELEMETRY": "1",
+        "IS_SANDBOX": "1",  # or root may not skip its questions
+    }
+
+
+def _codex(place: Place) -> list[str]:
+    provider = f'{{name="local",base_url="{place.server}/v1",wire_api="responses",env_key="LOCAL_KEY"}}'
+    return [
+        *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        *("-c", f"model_providers.local={provider}", "-c", "model_provider=local", "-c", 'web_search="disabled"'),
+        *("-m", MODEL, TASK),
+    ]
+
+
+def _opencode_settings(place: Place) -> None:
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{place.server}/v1", "apiKey": "none"},
+        "models": {MODEL: {}},
+    }
+    settings = {
+        "$schema": "https://opencode.ai/config.json",
+        "provider": {"local": provider},
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    (place.work / "opencode.json").write_text(json.dumps(settings))
+
+
+CLIENTS: Final = {
+    client.name: client
+    for client in (
+        Client(
+            name="claude-code",
+            package="@anthropic-ai/claude-code",
+            version="2.1.197",
+            binary="claude",
+            arguments=lambda _: ["-p", TASK, "--dangerously-skip-permissions"],
+            environment=_claude,
+            prepare=_nothing,
+            edits=lambda tool, _: tool == "Edit",
+            session_header="x-claude-code-session-id",
+            probes=frozenset({("HEAD", "/", 404)}),
+        ),
+        Client(
+            name="codex",
+            package="@openai/codex",
+            version="0.171.0",
+            binary="codex",
+            arguments=_codex,
+            environment=lambda _: {"LOCAL_KEY": "none"},
+            prepare=_nothing,
+            edits=lambda tool, arguments: tool == "apply_patch" or arguments.startswith('{"cmd":"apply_patch '),
+            session_header="thread-id",
+        ),
+        Client(
+            name="opencode",
+            package="opencode-ai",
+            version="1.18.33",
+            binary="opencode",
+            arguments=lambda _: ["run", "-m", f"local/{MODEL}", TASK],
+            environment=lambda _: {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
+            prepare=_opencode_settings,
+            edits=lambda tool, _: tool == "edit",
+            session_header="x-session-id",
+        ),
+        Client(
+            name="qwen-code",
+            package="@qwen-code/qwen-code",
+            version="0.15.10",
+            binary="qwen",
+            arguments=lambda _: ["--auth-type", "openai", "--yolo", "--telemetry=false", "-p", TASK],
+            environment=lambda place: {
+                "OPENAI_API_KEY": "none",
+                "OPENAI_BASE_URL": f"{place.server}/v1",
+                "OPENAI_MODEL": MODEL,
+                "QWEN_CODE_DISABLE_TELEMETRY": "1",
+            },
+            prepare=_nothing,
+            edits=lambda tool, _: tool == "edit",
+            session_header=None,
+        ),
+    )
+}
