@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -58,12 +59,13 @@ def total_figures(sessions: Sequence[Session]) -> Figures:
 
 
 def print_summary(sessions: Sequence[Session], console: Console) -> None:
-    """A row for each session, sub-agents under their parents, and one for all."""
-    table = Table("session", "turns", "tokens in", "cached", "out", "hit rate", "TTFT ms", "tools s", "accepted")
-    for column in table.columns[1:]:
-        column.justify = "right"
+    """A row for each session, sub-agents under their parents, and one for all; tokens in, of them cached, and out."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("session", overflow="fold")
+    for heading in ("turns", "in", "cached", "out", "hits", "TTFT ms", "tools s", "accept"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for session in sessions:
-        name = "  " * session.depth + escape(session_name(session))
+        name = "  " * session.depth + escape(session.id if session.id and session.parent else session_name(session))
         table.add_row(name, *_cells(figures_of(session.turns, session.gaps())))
     table.add_section()
     table.add_row("all", *_cells(total_figures(sessions)))

@@ -1,6 +1,6 @@
 """A trace as Chrome Trace Event JSON, for ui.perfetto.dev: a process for each session, turns and gaps as its slices.
 
-Format: Chromium's "Trace Event Format": complete events (X) with ts and dur in microseconds, metadata (M), counters (C).
+Format: Chromium's "Trace Event Format": complete events (X, ts and dur in microseconds), metadata (M), counters (C).
 Times count from the first request's arrival. Slices of one track never cross, as the format demands.
 """
 
