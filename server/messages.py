@@ -16,7 +16,7 @@ from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
 from edgellm.server.parameters import MESSAGE
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_TOOL_NAME = re.compile(r"[^\s<>]{1,256}")  # what `<function=NAME>` can carry
+TOOL_NAME = re.compile(r"[^\s<>]{1,256}")  # what `<function=NAME>` can carry
 
 
 def read_messages(fields: Fields, *, limit: int) -> list[dict[str, Any]]:
@@ -150,7 +150,7 @@ def read_tools(fields: Fields, *, limit: int) -> list[dict[str, Any]]:
         if function is None:
             raise bad_value(tool.at("function"), "is required")
         name = function.string("name")
-        if name is None or not _TOOL_NAME.fullmatch(name):
+        if name is None or not TOOL_NAME.fullmatch(name):
             raise bad_value(function.at("name"), "must be 1 to 256 characters without spaces or angle brackets")
         function.string("description")
         function.boolean("strict")

@@ -31,8 +31,8 @@ def unknown_model(name: str) -> ApiError:
 
 
 def new_id(prefix: str) -> str:
-    """``prefix-<24 hex digits>``, unique."""
-    return f"{prefix}-{secrets.token_hex(12)}"
+    """``prefix-<24 hex digits>``, unique; a prefix that ends with ``_`` goes without the dash."""
+    return f"{prefix}{'' if prefix.endswith('_') else '-'}{secrets.token_hex(12)}"
 
 
 @lru_cache(maxsize=8)

@@ -55,10 +55,25 @@ def read_form(fields: Fields, tools: list[Tool], grammars: ToolGrammars) -> Form
         RequestError: naming the field.
     """
     asked, param = read_grammar(fields, with_response_format=True)
+    return shape(fields, tools, grammars, asked, param, about_words=fields.data.get("response_format") is not None)
+
+
+def shape(
+    fields: Fields, tools: list[Tool], grammars: ToolGrammars, asked: Grammar | None, param: str, *, about_words: bool
+) -> Form:
+    """The form by `tool_choice` and `parallel_tool_calls`, given what else is asked.
+
+    Args:
+        asked: grammar of the answer; `param`: the field that asks for it.
+        about_words: it is about answers that are no calls, and may stand beside a choice that forces calls.
+
+    Raises:
+        RequestError: naming the field.
+    """
     several = fields.boolean("parallel_tool_calls") is not False
     offered, forced = _chosen(fields, tools)
     if forced:
-        if asked is not None and fields.data.get("response_format") is None:
+        if asked is not None and not about_words:
             raise bad_value(param, f"and {fields.at('tool_choice')} both ask for a form of the answer; one at a time")
         return Form(offered, grammars.forced(forced, several=several), fields.at("tool_choice"))
     if asked is None:
@@ -72,7 +87,7 @@ def read_form(fields: Fields, tools: list[Tool], grammars: ToolGrammars) -> Form
 def read_grammar(fields: Fields, *, with_response_format: bool) -> tuple[Grammar | None, str]:
     """The grammar of the answer and the field that asks for it; (None, "") when none does."""
     found: list[tuple[Grammar, str]] = []
-    if with_response_format and (asked := _response_format(fields)) is not None:
+    if with_response_format and (asked := read_format(fields.fields("response_format"), flat=False)) is not None:
         found.append(asked)
     for name, read in _NAMES.items():
         if fields.data.get(name) is not None:
@@ -92,8 +107,12 @@ def check_end(fields: Fields, sampling: SamplingParams, grammar: Grammar | None,
         raise bad_value(fields.at("ignore_eos"), f"cannot go with {param}: behind the end of such an answer is nothing")
 
 
-def _response_format(fields: Fields) -> tuple[Grammar, str] | None:
-    asked = fields.fields("response_format")
+def read_format(asked: Fields | None, *, flat: bool) -> tuple[Grammar, str] | None:
+    """The grammar that a `response_format` asks for, and the field.
+
+    Args:
+        flat: a schema stands beside the type, as `text.format` of the Responses API has it; else under `json_schema`.
+    """
     if asked is None:
         return None
     match asked.string("type"):
@@ -102,7 +121,7 @@ def _response_format(fields: Fields) -> tuple[Grammar, str] | None:
         case "json_object":
             return json_grammar({"type": "object"}), asked.path
         case "json_schema":
-            inner = asked.fields("json_schema")
+            inner = asked if flat else asked.fields("json_schema")
             if inner is None:
                 raise bad_value(asked.at("json_schema"), "is required")
             inner.boolean("strict")

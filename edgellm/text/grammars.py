@@ -1,7 +1,7 @@
 """What an answer may look like, as grammars in llguidance's form: JSON, regular expressions, choices, Lark.
 
 A grammar is a mapping with one of llguidance's keys, ``json_schema`` or ``lark_grammar``, or with ``either`` and a list
-of grammars; under ``parts`` are grammars that its Lark refers to as ``@name``. `framed` makes the text that is compiled.
+of grammars; its Lark may refer to those under ``parts`` as ``@name``. `framed` makes the text that is compiled.
 What must stay true: a schema means what JSON Schema says, except that white space between JSON tokens is short (a model
 that is only allowed white space may go on with it for ever), and a keyword that cannot be obeyed is an error of the
 compiler, never ignored, unless `lenient` says so.

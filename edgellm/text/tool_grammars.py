@@ -174,9 +174,7 @@ class ToolGrammars:
 class _Writer:
     """The rules of one grammar."""
 
-    def __init__(
-        self, form: _Form, split: Callable[[str], list[str]], added: Mapping[str, int], texts: Texts
-    ) -> None:
+    def __init__(self, form: _Form, split: Callable[[str], list[str]], added: Mapping[str, int], texts: Texts) -> None:
         self._form = form
         self._split = split
         self._added = added
