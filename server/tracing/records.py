@@ -7,6 +7,7 @@ Source of the field names: Dynamo 1.6.1, whose `dynamo.replay.run_trace_replay` 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -19,7 +20,7 @@ REQUEST_END: Final = "request_end"
 ADMISSION: Final = "edgellm_admission"
 Event = dict[str, Any]
 
-_BLOCKS_AT_ONCE: Final = 64  # the array of a long prompt is made in pieces: each holds the interpreter for one piece
+_BLOCKS_AT_ONCE: Final = 64
 _CANCELLED: Final = "cancelled"
 
 
@@ -67,12 +68,17 @@ def admission_event(
 
 
 def prompt_hashes(prompt: Sequence[int], block_tokens: int) -> list[int]:
-    """Chained hashes of the prompt's blocks, as unsigned 64-bit numbers; the last may cover fewer tokens."""
+    """Chained hashes of the prompt's blocks, as unsigned 64-bit numbers; the last may cover fewer tokens.
+
+    Other threads get their turn after every piece of `_BLOCKS_AT_ONCE` blocks.
+    """
     step = _BLOCKS_AT_ONCE * block_tokens
-    local: list[int] = []
+    chained: list[int] = []
     for start in range(0, len(prompt), step):
-        local += local_hashes(prompt[start : start + step], block_tokens, partial=True)
-    return sequence_hashes(local)
+        local = local_hashes(prompt[start : start + step], block_tokens, partial=True)
+        chained[-1:] = sequence_hashes(chained[-1:] + local)
+        time.sleep(0)
+    return chained
 
 
 def _agent_context(identity: Identity, trigger: str) -> Event:
