@@ -34,6 +34,7 @@ class Client:
     prepare: writes its settings.
     edits: whether a call (tool, arguments) is the agent's own way to edit a file.
     session_header: that names its session; None: it sends none.
+    rewrites: tools whose calls it sends back otherwise than the model wrote them, so that they are read anew.
     probes: (method, path, status) of requests that need not succeed.
     """
 
@@ -46,6 +47,7 @@ class Client:
     prepare: Callable[[Place], None]
     edits: Callable[[str, str], bool]
     session_header: str | None
+    rewrites: frozenset[str] = frozenset()
     probes: frozenset[tuple[str, str, int]] = frozenset()
 
 
@@ -147,6 +149,7 @@ CLIENTS: Final = {
             prepare=_nothing,
             edits=lambda tool, _: tool == "Edit",
             session_header="x-claude-code-session-id",
+            rewrites=frozenset({"Edit"}),  # with the default of `replace_all`, in front
             probes=frozenset({("HEAD", "/", 404)}),
         ),
         Client(

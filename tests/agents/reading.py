@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Final
 
 import anthropic
-import httpx
 import openai
 from openai.lib.streaming.chat import ChatCompletionStreamState
 
@@ -35,6 +35,7 @@ class Answer:
     ended: str
     prompt_tokens: int
     cached_tokens: int
+    answer_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +130,20 @@ def _check_responses(events: list[_Event]) -> None:
     assert events[-1].value["response"]["output"] == items, "the completed response differs from its items"
 
 
-def _replayed(exchange: Exchange) -> Any:
-    """An HTTP client for a library that answers anything with what was recorded."""
+def _client(kind: Any, exchange: Exchange) -> Any:
+    """A client of this class, to whom every request is answered with what was recorded.
+
+    The libraries' versions differ in the HTTP package that they take a transport of.
+    """
+    made = import_module(kind.__module__.partition(".")[0]).DefaultHttpxClient.__mro__
+    http = import_module(next(c.__module__ for c in made if c.__module__.startswith("httpx")).partition(".")[0])
     headers = {"content-type": exchange.answer_headers["content-type"]}
-    return httpx.Client(
-        transport=httpx.MockTransport(lambda _: httpx.Response(200, headers=headers, content=exchange.answer))
-    )
+    transport = http.MockTransport(lambda _: http.Response(200, headers=headers, content=exchange.answer))
+    return kind(api_key="none", base_url="http://recorded", http_client=http.Client(transport=transport))
 
 
 def _read_chat(exchange: Exchange, streams: bool) -> Answer:
-    client = openai.OpenAI(api_key="none", base_url="http://recorded/v1", http_client=_replayed(exchange))
+    client = _client(openai.OpenAI, exchange)
     if streams:
         state = ChatCompletionStreamState()
         for chunk in client.chat.completions.create(model="m", messages=[], stream=True):
@@ -148,14 +153,19 @@ def _read_chat(exchange: Exchange, streams: bool) -> Answer:
         whole = client.chat.completions.create(model="m", messages=[])
     (choice,) = whole.choices
     calls = tuple((call.function.name, call.function.arguments) for call in choice.message.tool_calls or ())
-    reasoning = getattr(choice.message, "reasoning_content", None) or ""
-    cached = whole.usage.prompt_tokens_details.cached_tokens
-    text = choice.message.content or ""
-    return Answer(text, reasoning, calls, choice.finish_reason, whole.usage.prompt_tokens, cached)
+    return Answer(
+        text=choice.message.content or "",
+        reasoning=getattr(choice.message, "reasoning_content", None) or "",
+        calls=calls,
+        ended=choice.finish_reason,
+        prompt_tokens=whole.usage.prompt_tokens,
+        cached_tokens=whole.usage.prompt_tokens_details.cached_tokens,
+        answer_tokens=whole.usage.completion_tokens,
+    )
 
 
 def _read_messages(exchange: Exchange, streams: bool) -> Answer:
-    client = anthropic.Anthropic(api_key="none", base_url="http://recorded", http_client=_replayed(exchange))
+    client = _client(anthropic.Anthropic, exchange)
     asked: Any = {"model": "m", "max_tokens": 1, "messages": [{"role": "user", "content": "x"}]}
     if streams:
         with client.messages.stream(**asked) as stream:
@@ -172,11 +182,12 @@ def _read_messages(exchange: Exchange, streams: bool) -> Answer:
         ended=message.stop_reason,
         prompt_tokens=usage.input_tokens + cached + (usage.cache_creation_input_tokens or 0),
         cached_tokens=cached,
+        answer_tokens=usage.output_tokens,
     )
 
 
 def _read_responses(exchange: Exchange, streams: bool) -> Answer:
-    client = openai.OpenAI(api_key="none", base_url="http://recorded/v1", http_client=_replayed(exchange))
+    client = _client(openai.OpenAI, exchange)
     if streams:
         with client.responses.stream(model="m", input="x") as stream:
             response: Any = stream.get_final_response()
@@ -193,6 +204,7 @@ def _read_responses(exchange: Exchange, streams: bool) -> Answer:
         ended=response.status,
         prompt_tokens=response.usage.input_tokens,
         cached_tokens=response.usage.input_tokens_details.cached_tokens,
+        answer_tokens=response.usage.output_tokens,
     )
 
 
