@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from edgellm.server.answer import Job
+from edgellm.server.anthropic.messages import count_tokens, read_messages
 from edgellm.server.body import read_body
 from edgellm.server.caller import Caller
 from edgellm.server.chat import read_chat
@@ -91,9 +92,16 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
 
     add_generating("/v1/chat/completions", read_chat)
     add_generating("/v1/completions", read_completion)
+    add_generating("/v1/messages", read_messages)
     add_looking("/v1/chat/completions/render", render_chat)
     add_looking("/tokenize", tokenize)
     add_looking("/detokenize", detokenize)
+    add_looking("/v1/messages/count_tokens", count_tokens)
+
+    @app.head("/")
+    async def greet() -> Response:
+        """Claude Code looks whether anyone is there."""
+        return Response()
 
     add_openapi(app, settings, llm.tokenizer.vocab_size)
     app.add_middleware(Gate, settings=settings, load=load)

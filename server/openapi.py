@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from starlette.responses import JSONResponse
 
 from edgellm.server.answer_schemas import ANSWERS
+from edgellm.server.anthropic.schemas import anthropic_paths, anthropic_schemas
 from edgellm.server.gate import OPEN_PATHS
 from edgellm.server.request_schemas import request_schemas
 from edgellm.server.schema_words import record, reference
@@ -52,10 +53,10 @@ def openapi_document(settings: ServerSettings, vocab_size: int) -> dict[str, Any
         },
         "/tokenize": {"post": _looking("Tokens of a text or a conversation", "TokenizeRequest", "Tokens")},
         "/detokenize": {"post": _looking("Text of tokens", "DetokenizeRequest", "Text")},
-        "/v1/models": {"get": _get("The served model under each of its names", "ModelList")},
+        "/v1/models": {"get": _get("The served model under each of its names", "AnyModelList")},
         "/v1/models/{name}": {
             "get": {
-                **_get("One model", "Model", "404"),
+                **_get("One model", "AnyModel", "404"),
                 "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
             }
         },
@@ -63,12 +64,13 @@ def openapi_document(settings: ServerSettings, vocab_size: int) -> dict[str, Any
         "/ready": {"get": _status("200 while a request would also find room")},
         "/metrics": {"get": _text("Prometheus metrics", "text/plain")},
         "/openapi.json": {"get": _get("This document", None)},
+        **anthropic_paths({code: _ERRORS[code] for code in (*_OF_POST, "504")}),
     }
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "edgellm", "version": version("edgellm")},
         "paths": paths,
-        "components": {"schemas": {**request_schemas(settings, vocab_size), **ANSWERS}},
+        "components": {"schemas": {**request_schemas(settings, vocab_size), **ANSWERS, **anthropic_schemas(settings)}},
     }
     if settings.api_keys:
         document["components"]["securitySchemes"] = {

@@ -71,7 +71,7 @@ def _sampling(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
         "ignore_eos": BOOLEAN,
         "stream": BOOLEAN,
         "stream_options": {
-            **_request(STREAM_OPTIONS, dict.fromkeys(STREAM_OPTIONS.honoured, BOOLEAN)),
+            **table_schema(STREAM_OPTIONS, dict.fromkeys(STREAM_OPTIONS.honoured, BOOLEAN)),
             "type": ["object", "null"],
         },
         "prediction": _PREDICTION,
@@ -146,7 +146,7 @@ _FUNCTION = {
 _TOOL = record({"type": {"enum": ["function"]}, "function": record(_FUNCTION, ("name",))})
 
 
-def _request(table: Parameters, types: Mapping[str, Schema], *required: str) -> Schema:
+def table_schema(table: Parameters, types: Mapping[str, Schema], *required: str) -> Schema:
     """A body whose fields are those of `table`; refused and ignored ones are listed with their reason."""
     properties = {name: {**types.get(name, {}), "description": text} for name, text in table.honoured.items()}
     properties |= {name: {"description": f"Refused: {why}"} for name, why in table.refused.items()}
@@ -162,9 +162,9 @@ def request_schemas(settings: ServerSettings, vocab_size: int) -> dict[str, Sche
         *("add_generation_prompt", "continue_final_message"),
     )
     return {
-        "ChatRequest": _request(CHAT, chat, "messages"),
-        "CompletionRequest": _request(COMPLETION, _completion(settings, vocab_size), "prompt"),
-        "Message": _request(MESSAGE, _MESSAGE, "role"),
+        "ChatRequest": table_schema(CHAT, chat, "messages"),
+        "CompletionRequest": table_schema(COMPLETION, _completion(settings, vocab_size), "prompt"),
+        "Message": table_schema(MESSAGE, _MESSAGE, "role"),
         "Tool": _TOOL,
         "TokenizeRequest": {
             **record(

@@ -15,6 +15,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from edgellm.server.errors import speaks_anthropic
 from edgellm.server.logs import current_request
 from edgellm.server.metrics import Metrics
 from edgellm.server.names import new_id
@@ -51,6 +52,8 @@ class Trace:
         request_id = given.decode("ascii") if _PLAIN.fullmatch(given) else new_id("req")
         identity = identify(scope["headers"])
         extra = [(REQUEST_ID, request_id.encode("ascii"))]
+        if speaks_anthropic(scope):
+            extra.append((b"request-id", extra[0][1]))
         details: dict[str, Any] = {}
         if identity is not None:
             details["session"] = ascii(identity.session_id)

@@ -52,7 +52,7 @@ def test_every_route_but_health_needs_a_key(start: Any) -> None:
                 else:
                     assert response.status_code == 401, (method, path, headers)
                     if method != "HEAD":
-                        assert response.json()["error"]["code"] == "invalid_api_key"
+                        assert response.json()["error"]["type"] == "authentication_error"
             for headers in right:
                 assert client.request(method, path, headers=headers, content=b"{}").status_code != 401
     assert {"/health"} == OPEN_PATHS
