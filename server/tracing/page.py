@@ -94,7 +94,7 @@ def _figures(sessions: Sequence[Session]) -> str:
     named = [session for session in sessions if session.id is not None]
     children = sum(session.parent_id is not None for session in named)
     shown = {
-        "sessions": f"{len(named)}" + (f" ({children} sub-agents)" if children else ""),
+        "sessions": f"{len(named)}" + (f" ({children} sub-agent{'s' * (children > 1)})" if children else ""),
         "requests": f"{total.turns:,}",
         "tokens in": count(total.input_tokens),
         "from the cache": "-" if total.hit_rate is None else f"{total.hit_rate:.1%}",

@@ -26,6 +26,7 @@ _AXIS: Final = 24
 _TOP: Final = _STRIP + _AXIS + 14
 _BAR: Final = 12  # of one track
 _GAP: Final = 10  # between rows
+_LONG: Final = 420  # from this height on the axis stands below the rows too
 _INDENT: Final = 14
 _LABEL_CHARS: Final = 30
 _TICKS: Final = 9
@@ -50,8 +51,8 @@ def picture(sessions: Sequence[Session]) -> str:
         y += height + _GAP
     return "".join(
         (
-            f'<svg viewBox="0 0 {WIDTH} {y:.0f}" role="img" aria-label="Timeline of {len(sessions)} sessions">',
-            *_axis(scale, y - _GAP / 2),
+            f'<svg viewBox="0 0 {WIDTH} {y + _AXIS:.0f}" role="img" aria-label="Timeline of {len(sessions)} sessions">',
+            *_axis(scale, y),
             *_load(turns, scale),
             *rows,
             "</svg>",
@@ -71,12 +72,14 @@ class _Scale:
 
 
 def _axis(scale: _Scale, bottom: float) -> Iterator[str]:
+    """Above the rows, below them too where they are many, and lines across them."""
     step = next((step for step in _STEPS_MS if scale.span_ms / step <= _TICKS), 864e5 * math.ceil(scale.span_ms / 6e8))
     y = _STRIP + _AXIS
     for number in range(int(scale.span_ms // step) + 1):
         x = scale.x(scale.start_ms + number * step)
         yield f'<path class="grid" d="M{x:.1f} 0V{bottom:.0f}"/>'
-        yield f'<text class="tick" x="{x:.1f}" y="{y - 6}">{duration(number * step)}</text>'
+        for line in (y - 6, bottom + 14) if bottom > _LONG else (y - 6,):
+            yield f'<text class="tick" x="{x:.1f}" y="{line:.0f}">{duration(number * step)}</text>'
     yield f'<path class="axis" d="M{_LEFT} {y}H{_LEFT + _PLOT}"/>'
 
 
@@ -116,7 +119,7 @@ def _area(
     unit: float,
     scale: _Scale,
 ) -> str:
-    """Where the area is not empty: a box for each step, joined where they touch."""
+    """A box for each step that is not empty."""
     boxes: list[str] = []
     for at in range(len(steps) - 1):
         if above[at] == below[at]:
