@@ -28,7 +28,8 @@ stopped midway just releases its lease: what was stored is true, whatever happen
 Modules: `keys` token strings and path hashes; `tree` nodes, snapshots and the search; `prefix_cache` the cache;
 `lease` a sequence's hold; `pool` what is held, counted and announced; `retention` how long and `eviction` what goes
 first; `policy` where snapshots are taken; `events` what changed; `budgets` how many bytes; `persist` shared prefixes on
-disk and `prefix_file` one of them; `check` the invariants.
+disk and `prefix_file` one of them; `tier` a second tier for dumps, `vault` where their bytes are, and `transfer` the
+way there and back; `check` the invariants.
 """
 
 from edgellm.cache.budgets import CacheBudgets, plan_budgets
@@ -39,6 +40,8 @@ from edgellm.cache.persist import LoadReport, PrefixStore
 from edgellm.cache.policy import SnapshotKind, SnapshotPoint, keep_after_generation, plan_snapshots
 from edgellm.cache.prefix_cache import CacheStats, Match, PrefixCache
 from edgellm.cache.retention import RetentionPlan, TokenRange, check_ranges, default_ranges
+from edgellm.cache.tier import Tier, TierStats
+from edgellm.cache.transfer import Offloaded, Recalled, offload, recall
 
 __all__ = [
     "CacheBudgets",
@@ -49,19 +52,25 @@ __all__ = [
     "Lease",
     "LoadReport",
     "Match",
+    "Offloaded",
     "PrefixCache",
     "PrefixStore",
+    "Recalled",
     "Removed",
     "RetentionPlan",
     "SnapshotKind",
     "SnapshotPoint",
     "Stored",
+    "Tier",
+    "TierStats",
     "TokenKey",
     "TokenRange",
     "Updated",
     "check_ranges",
     "default_ranges",
     "keep_after_generation",
+    "offload",
     "plan_budgets",
     "plan_snapshots",
+    "recall",
 ]

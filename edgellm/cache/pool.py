@@ -12,9 +12,9 @@ from typing import Protocol
 
 from edgellm.cache.events import CacheEvent, Created, EventBus, Item, RemovalReason, Removed, Stored, Updated
 from edgellm.cache.eviction import Coming, block_victims, snapshot_victim
-from edgellm.cache.keys import TokenKey, path_hash, unpack
+from edgellm.cache.keys import path_hash, unpack
 from edgellm.cache.policy import SnapshotKind
-from edgellm.cache.retention import Retention, Tally
+from edgellm.cache.retention import DEFAULT_PRIORITY, Retention, Tally
 from edgellm.cache.tree import Node, Snapshot, walk
 from edgellm.engine.base import BlockRef, ExecutorInfo, SnapshotRef
 
@@ -106,16 +106,15 @@ class Pool:
     def add_snapshot(
         self,
         node: Node,
-        key: TokenKey,
+        data: bytes,
         kind: SnapshotKind,
         make: Callable[[], SnapshotRef],
         retention: Retention,
         now: float,
     ) -> None:
-        """Take a snapshot at the end of `key`, whose last block is `node`, once `snapshot_room_possible` said so."""
+        """Take a snapshot behind the tokens `data` of `node`'s block, once `snapshot_room_possible` said so."""
         base = node.parent
         assert base is not None
-        data = key[base.end :]
         while len(self.snapshots) >= self.max_snapshots:
             victim = snapshot_victim(self.snapshots, Coming(base, data), now)
             assert victim is not None
@@ -184,6 +183,10 @@ class Pool:
         self.removed[f"{reason} snapshot"] += 1
         if self._events.active:
             self._events.emit(_removed(snapshot, reason))
+
+    def retained(self, item: Node | Snapshot) -> bool:
+        """Whether it is kept above the default now."""
+        return item.retention.at(self._clock()) > DEFAULT_PRIORITY
 
     def raise_retention(self, item: Node | Snapshot, retention: Retention, now: float) -> None:
         """Keep the stronger of what `item` has and `retention`."""

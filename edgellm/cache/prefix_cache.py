@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from edgellm.cache.check import check_tree
@@ -25,7 +26,7 @@ from edgellm.cache.lease import Lease, block_refs
 from edgellm.cache.policy import SnapshotKind
 from edgellm.cache.pool import Pool
 from edgellm.cache.retention import DEFAULT, HIGHEST_PRIORITY, Retention, RetentionPlan, Tally
-from edgellm.cache.tree import Node, search
+from edgellm.cache.tree import Node, Snapshot, search
 from edgellm.engine.base import BlockRef, Executor, SnapshotRef
 
 _NOTHING_ASKED = RetentionPlan()
@@ -105,7 +106,7 @@ class PrefixCache:
         self.events = events if events is not None else EventBus()
         self._clock = clock
         self._budgets = (block_budget_bytes, snapshot_budget_bytes)
-        self._pool = Pool(
+        self.pool = Pool(
             executor, block_budget_bytes, snapshot_budget_bytes, clock, self.events, retained_share=retained_share
         )
         self._block_tokens = executor.info.block_tokens
@@ -116,7 +117,7 @@ class PrefixCache:
 
     def match(self, tokens: Tokens, *, salt: str = "", limit: int | None = None) -> Match:
         """What could be restored of tokens[:limit]. Changes nothing."""
-        root = self._pool.roots.get(salt_digest(salt))
+        root = self.pool.roots.get(salt_digest(salt))
         if root is None:
             return Match(0, 0)
         found = search(root, _limited(TokenKey(tokens), limit), self._block_tokens)
@@ -125,7 +126,7 @@ class PrefixCache:
     def acquire(self, tokens: Tokens, *, salt: str = "", limit: int | None = None) -> Lease:
         """Find and hold the best prefix of tokens[:limit]; `limit=0` reads nothing. Every lease must be released."""
         key, namespace = TokenKey(tokens), salt_digest(salt)
-        root = self._pool.root(namespace)
+        root = self.pool.root(namespace)
         limited = _limited(key, limit)
         found = search(root, limited, self._block_tokens)
         lease = Lease(namespace, key.data, found.matched, found.snapshot, root)
@@ -133,7 +134,7 @@ class PrefixCache:
         self._count["lookups"] += 1
         self._count["looked_up_tokens"] += len(limited)
         if found.snapshot is not None:
-            found.snapshot.used = found.snapshot.carrier.used = self._pool.next_tick()
+            found.snapshot.used = found.snapshot.carrier.used = self.pool.next_tick()
             self._count["hits"] += 1
             self._count["restored_tokens"] += lease.length
         return lease
@@ -148,7 +149,7 @@ class PrefixCache:
         assert node is not None
         lease.pinned = None
         node.pins -= 1
-        self._pool.drop_if_empty(node)
+        self.pool.drop_if_empty(node)
 
     # -- changes
 
@@ -189,9 +190,11 @@ class PrefixCache:
         if len(key.data) > len(lease.data):
             lease.data = key.data
         now = self._clock()
-        return self._grow(
+        key = TokenKey.from_bytes(key[:end])
+        self._raise(lease.namespace, key, lambda start, stop: retention.over(start, stop, now))
+        return self.grow(
             lease,
-            TokenKey.from_bytes(key[:end]),
+            key,
             lambda start, stop: self.executor.publish(slot, start, stop),
             (snapshot, lambda: self.executor.snapshot(slot)) if snapshot is not None else None,
             lambda start, stop: retention.over(start, stop, now),
@@ -210,17 +213,15 @@ class PrefixCache:
 
         Blocks and a snapshot that are there already are not loaded. Returns False when it does not fit.
         """
-        lease = self._hold_root(namespace)
-        try:
-            return self._grow(
+        with self.holding(namespace) as lease:
+            self._raise(namespace, key, lambda start, stop: retention)
+            return self.grow(
                 lease,
                 key,
                 lambda start, stop: load_block(start // self._block_tokens),
                 ("shared", load_snapshot),
                 lambda start, stop: retention,
             )
-        finally:
-            self.release(lease)
 
     def retain(
         self,
@@ -237,39 +238,39 @@ class PrefixCache:
             raise ValueError(f"priority {priority} is not in 0-{HIGHEST_PRIORITY}")
         key = _limited(TokenKey(tokens), end)
         retention = Retention(priority, None if duration_s is None else self._clock() + duration_s)
-        node: Node | None = self._pool.roots.get(salt_digest(salt))
+        node: Node | None = self.pool.roots.get(salt_digest(salt))
         changed = 0
         while node is not None and node.end < len(key):
             part = key[node.end : node.end + self._block_tokens]
             for snapshot in node.snapshots_on(part):
                 if snapshot.offset > start:
-                    self._pool.set_retention(snapshot, retention)
+                    self.pool.set_retention(snapshot, retention)
                     changed += 1
             node = node.covering(part) or node.shorter(part)
             if node is not None and node.end > start:
-                self._pool.set_retention(node, retention)
+                self.pool.set_retention(node, retention)
                 changed += 1
         return changed
 
     def clear(self) -> None:
         """Free everything that no lease holds."""
-        for node in block_victims(self._pool.leaves, self._clock()):
-            self._pool.remove_block(node, "cleared")
-        for snapshot in [snapshot for snapshot in self._pool.snapshots if not snapshot.pins]:
-            self._pool.remove_snapshot(snapshot, "cleared")
+        for node in block_victims(self.pool.leaves, self._clock()):
+            self.pool.remove_block(node, "cleared")
+        for snapshot in [snapshot for snapshot in self.pool.snapshots if not snapshot.pins]:
+            self.pool.remove_snapshot(snapshot, "cleared")
 
     # -- what is there
 
     def find(self, tokens: Tokens, *, salt: str = "") -> CachedPrefix | None:
         """The references of a prefix that has a snapshot at exactly its length."""
-        root, key = self._pool.roots.get(salt_digest(salt)), TokenKey(tokens)
-        found = None if root is None else search(root, key, self._block_tokens).snapshot
+        key = TokenKey(tokens)
+        found = self.find_snapshot(key, salt_digest(salt))
         if found is None or found.offset != len(key):
             return None
         return CachedPrefix(block_refs(found.carrier), found.ref, found.retention)
 
     def stats(self) -> CacheStats:
-        info, count, pool, now = self.executor.info, self._count, self._pool, self._clock()
+        info, count, pool, now = self.executor.info, self._count, self.pool, self._clock()
         return CacheStats(
             lookups=count["lookups"],
             hits=count["hits"],
@@ -292,30 +293,35 @@ class PrefixCache:
 
     def describe(self) -> list[CacheEvent]:
         """Events that would lead to the present content: for a subscriber that starts late."""
-        return self._pool.describe()
+        return self.pool.describe()
 
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken."""
-        counts = check_tree(self._pool.roots, self._pool.leaves, self._block_tokens)
-        assert counts.blocks == self._pool.n_blocks <= max(self._pool.max_blocks, 0)
-        assert counts.snapshots == set(self._pool.snapshots)
-        assert len(self._pool.snapshots) <= max(self._pool.max_snapshots, 0)
+        counts = check_tree(self.pool.roots, self.pool.leaves, self._block_tokens)
+        assert counts.blocks == self.pool.n_blocks <= max(self.pool.max_blocks, 0)
+        assert counts.snapshots == set(self.pool.snapshots)
+        assert len(self.pool.snapshots) <= max(self.pool.max_snapshots, 0)
         now = self._clock()
         for tally, kept in (
-            (self._pool.block_tally, counts.block_retentions),
-            (self._pool.snapshot_tally, Counter(snapshot.retention for snapshot in counts.snapshots)),
+            (self.pool.block_tally, counts.block_retentions),
+            (self.pool.snapshot_tally, Counter(snapshot.retention for snapshot in counts.snapshots)),
         ):
             assert tally.counts == kept, "the tally of retentions is wrong"
             assert tally.raised(now) <= tally.limit, "more is retained than the share allows"
         held = Counter(lease.pinned for lease in self._leases)
         assert counts.pinned == held, "pins differ from the leases' holds"
         restoring = Counter(lease.restoring for lease in self._leases if lease.restoring is not None)
-        assert {s: s.pins for s in self._pool.snapshots if s.pins} == dict(restoring)
+        assert {s: s.pins for s in self.pool.snapshots if s.pins} == dict(restoring)
         assert all(lease.pinned is lease.restoring.carrier for lease in self._leases if lease.restoring is not None)
 
-    # -- inside
+    # -- for those that move whole paths, `adopt` and `transfer`
 
-    def _grow(
+    def find_snapshot(self, key: TokenKey, namespace: bytes) -> Snapshot | None:
+        """The deepest snapshot that agrees with `key`."""
+        root = self.pool.roots.get(namespace)
+        return None if root is None else search(root, key, self._block_tokens).snapshot
+
+    def grow(
         self,
         lease: Lease,
         key: TokenKey,
@@ -323,21 +329,25 @@ class PrefixCache:
         wanted: tuple[SnapshotKind, Callable[[], SnapshotRef]] | None,
         retention: Callable[[int, int], Retention],
     ) -> bool:
-        """Make the path of `key` complete, blocks first, then the snapshot at its end; hold it with `lease`."""
+        """Make the path of `key` complete, blocks first, then the snapshot at its end; hold it with `lease`.
+
+        What is there already stays as it is. False when there is no room; then nothing was evicted or added.
+
+        Args:
+            make_block: the reference of a block of tokens [start, stop).
+            wanted: the snapshot's kind, and how to make it; None: blocks only.
+            retention: of what is new, by its tokens [start, stop).
+        """
         end, size, now = len(key), self._block_tokens, self._clock()
         lease.restored()
         if end == 0:
             return True
-        node = self._pool.root(lease.namespace)
+        node = self.pool.root(lease.namespace)
         while node.end < end:
-            part = key[node.end : min(node.end + size, end)]
-            for held in node.snapshots_on(part):
-                self._pool.raise_retention(held, retention(held.offset - 1, held.offset), now)
-            child = node.covering(part)
+            child = node.covering(key[node.end : min(node.end + size, end)])
             if child is None:
                 break
             node = child
-            self._pool.raise_retention(node, retention(node.start, min(node.end, end)), now)
         missing = -(-(end - node.end) // size) if node.end < end else 0
         shorter = node.shorter(key[node.end : min(node.end + size, end)]) if missing else None
         keep = shorter or node  # beside what the lease holds, which may carry its last snapshot, until it has grown
@@ -346,12 +356,12 @@ class PrefixCache:
         at_end = None
         if not missing and node.parent is not None:
             at_end = node.parent.snapshots.get(key[node.parent.end :])
-        if wanted is not None and at_end is None and not self._pool.snapshot_room_possible():
+        if wanted is not None and at_end is None and not self.pool.snapshot_room_possible():
             self._count["refused"] += 1
             return False
         keep.pins += 1
         try:
-            fits = self._pool.make_block_room(room, [keep, *(lease.pinned for lease in self._leases)], now)
+            fits = self.make_room(room, keep)
         finally:
             keep.pins -= 1
         if not fits:
@@ -364,13 +374,13 @@ class PrefixCache:
             shorter = node.shorter(data)
             block = make_block(start, stop)
             if shorter is None:
-                node = self._pool.add_block(node, data, block, retention(start, stop))
+                node = self.pool.add_block(node, data, block, retention(start, stop))
             else:
-                self._pool.replace_block(shorter, data, block)
+                self.pool.replace_block(shorter, data, block)
                 node = shorter
-                self._pool.raise_retention(node, retention(start, stop), now)
+                self.pool.raise_retention(node, retention(start, stop), now)
             lease.hold(node)
-        node.used = self._pool.next_tick()
+        node.used = self.pool.next_tick()
         if wanted is None:
             return True
         kind, make_snapshot = wanted
@@ -379,14 +389,39 @@ class PrefixCache:
             if kind == "shared":
                 at_end.kind = kind
             return True
-        self._pool.add_snapshot(node, key, kind, make_snapshot, retention(end - 1, end), now)
+        assert node.parent is not None
+        self.pool.add_snapshot(node, key[node.parent.end :], kind, make_snapshot, retention(end - 1, end), now)
         return True
 
-    def _hold_root(self, namespace: bytes) -> Lease:
-        """A lease that holds nothing yet, for a salt known only by its digest."""
-        lease = Lease(namespace, b"", 0, None, self._pool.root(namespace))
+    def make_room(self, blocks: int, *besides: Node) -> bool:
+        """Evict until so many more blocks fit; False, and nothing is evicted, when what is held leaves no such room."""
+        held = (lease.pinned for lease in self._leases)
+        return self.pool.make_block_room(blocks, [*besides, *held], self._clock())
+
+    @contextmanager
+    def holding(self, namespace: bytes, node: Node | None = None) -> Iterator[Lease]:
+        """A lease that holds `node`, or nothing yet, for a salt known only by its digest."""
+        root = self.pool.root(namespace)
+        lease = Lease(namespace, b"", 0, None, root)
         self._leases.add(lease)
-        return lease
+        try:
+            if node is not None:
+                lease.hold(node)
+            yield lease
+        finally:
+            self.release(lease)
+
+    def _raise(self, namespace: bytes, key: TokenKey, retention: Callable[[int, int], Retention]) -> None:
+        """Raise what is cached of `key` to what is asked now."""
+        end, now = len(key), self._clock()
+        node: Node | None = self.pool.roots.get(namespace)
+        while node is not None and node.end < end:
+            part = key[node.end : min(node.end + self._block_tokens, end)]
+            for held in node.snapshots_on(part):
+                self.pool.raise_retention(held, retention(held.offset - 1, held.offset), now)
+            node = node.covering(part)
+            if node is not None:
+                self.pool.raise_retention(node, retention(node.start, min(node.end, end)), now)
 
 
 def _bytes_by_priority(tally: Tally, item_bytes: int, now: float) -> dict[str, int]:

@@ -12,14 +12,17 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Generator
+from concurrent.futures import Future
 from itertools import count
+from typing import TypeVar
 
-from edgellm.cache import EventBus, PrefixCache, PrefixStore
+from edgellm.cache import EventBus, Offloaded, PrefixCache, PrefixStore, Recalled, Tier, TokenKey, offload, recall
+from edgellm.cache.keys import Tokens
 from edgellm.decode.draft import draft_tree
 from edgellm.decode.params import SpeculationParams
 from edgellm.engine.base import Chunk, Executor, ExecutorInfo
-from edgellm.errors import EngineDeadError, ExecutionError
+from edgellm.errors import EngineDeadError, ExecutionError, RequestError
 from edgellm.runtime.adaptive import OFF, AutoSpeculation
 from edgellm.runtime.checks import check_request
 from edgellm.runtime.generation import Channel
@@ -30,10 +33,13 @@ from edgellm.runtime.sequence import Phase, Sequence
 from edgellm.runtime.settings import EngineSettings
 from edgellm.runtime.stats import EngineStats, Totals
 from edgellm.runtime.stepper import Stepper
+from edgellm.runtime.transfers import IDLE_PIECE_BYTES, PIECE_BYTES, Transfers
 from edgellm.runtime.types import FinishReason, Request
 from edgellm.text.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 
 class Engine:
@@ -72,10 +78,15 @@ class Engine:
             self._executor,
             block_budget_bytes=settings.block_budget,
             snapshot_budget_bytes=settings.snapshot_budget,
+            retained_share=settings.retained_share,
             events=events,
         )
         self._prefixes = None if settings.cache_dir is None else PrefixStore(self.cache, settings.cache_dir)
+        self._tier = Tier(
+            self.info, budget_bytes=settings.offload_bytes, directory=settings.offload_dir, clock=time.monotonic
+        )
         self._totals = Totals()
+        self._transfers = Transfers(self._totals)
         self._scheduler = Scheduler(self.info.slots, settings.max_queue)
         self._stepper = Stepper(
             self._executor,
@@ -103,6 +114,7 @@ class Engine:
         self._thread.start()
         self._started.wait()
         if self._start_error is not None:
+            self._tier.close()
             raise self._start_error
         atexit.register(self.close)
 
@@ -131,11 +143,46 @@ class Engine:
         )
         channel.on_cancel = lambda: self._cancel(sequence)
         with self._wake:
-            if self._closing or self._dead is not None:
-                raise EngineDeadError(self._dead or "the engine is closed")
+            self._check_open()
             self._scheduler.enqueue(sequence)
             self._wake.notify()
         return Generation(request.id, channel)
+
+    def offload(self, tokens: Tokens, *, salt: str = "") -> Future[Offloaded]:
+        """Move what is cached of a conversation to the second tier (see `edgellm.cache.transfer`), between turns.
+
+        Without room there, or without a tier, the result says so and the cache stays as it was. A future can be
+        cancelled until its turn comes; its callbacks run on the engine's thread.
+
+        Args:
+            tokens: all that the conversation has committed, its last answer included.
+
+        Raises:
+            RequestError: `tokens` are no token ids.
+            EngineDeadError: the engine was closed or died; later the future has it.
+        """
+        return self._transfer(offload(self.cache, self._tier, _packed(tokens), salt=salt))
+
+    def recall(self, tokens: Tokens, *, salt: str = "") -> Future[Recalled]:
+        """Bring back what the second tier has of a conversation's tokens, between turns.
+
+        Cheap when it has nothing: the result then says what the cache has.
+
+        Raises:
+            As `offload`.
+        """
+        return self._transfer(recall(self.cache, self._tier, _packed(tokens), salt=salt, step_bytes=PIECE_BYTES))
+
+    def _transfer(self, steps: Generator[int, None, _Result]) -> Future[_Result]:
+        with self._wake:
+            self._check_open()
+            future = self._transfers.add(steps)
+            self._wake.notify()
+        return future
+
+    def _check_open(self) -> None:
+        if self._closing or self._dead is not None:
+            raise EngineDeadError(self._dead or "the engine is closed")
 
     def stats(self) -> EngineStats:
         """What was done so far and is held now; also of an engine that is dead or closed."""
@@ -162,6 +209,7 @@ class Engine:
                 executor_s=executor_s,
                 host_s=totals.host_s,
                 cache=self.cache.stats(),
+                tier=self._tier.stats(),
                 memory=dict(self._memory),
             )
 
@@ -219,11 +267,15 @@ class Engine:
         """Sleep until there is work; False when the engine is to stop. Noted prefixes are saved in quiet moments."""
         if self._memory_changed:
             self._memory, self._memory_changed = self._executor.memory(), False
-        while self._scheduler.idle and not self._closing and self._save_prefix():
+        while not self._closing and not self._work_waits and self._save_prefix():
             pass  # one at a time: a request may come
         with self._wake:
-            self._wake.wait_for(lambda: self._closing or not self._scheduler.idle)
+            self._wake.wait_for(lambda: self._closing or self._work_waits)
             return not self._closing
+
+    @property
+    def _work_waits(self) -> bool:
+        return not self._scheduler.idle or self._transfers.pending
 
     def _save_prefix(self) -> bool:
         """Write one noted prefix to the cache folder; False when there is none."""
@@ -250,6 +302,8 @@ class Engine:
             stepper.prefill(next_to_prefill)
         if decoding:
             self._decode_round(decoding)
+        if self._transfers.pending and self._transfers.work(IDLE_PIECE_BYTES if scheduler.idle else PIECE_BYTES):
+            self._memory_changed = True
 
     def _decode_round(self, decoding: list[Sequence]) -> None:
         """One step of every decoding sequence: single tokens together, trees one by one.
@@ -287,6 +341,7 @@ class Engine:
         with self._wake:
             self._scheduler.forget_queue()
         try:
+            self._transfers.close(self._dead or "the engine was closed")
             if self._prefixes is not None and self._dead is None:
                 self._prefixes.close()
             self.cache.clear()
@@ -294,7 +349,15 @@ class Engine:
         except Exception as error:
             logger.error("while the engine was closed", exc_info=error)
         finally:
+            self._tier.close()
             self._executor.close()
+
+
+def _packed(tokens: Tokens) -> TokenKey:
+    try:
+        return TokenKey(tokens)
+    except (OverflowError, TypeError) as error:
+        raise RequestError(f"tokens: {error}", param="tokens", code="invalid_value") from error
 
 
 def _warm_up(executor: MeteredExecutor, shape: SpeculationParams) -> None:

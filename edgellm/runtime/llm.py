@@ -48,6 +48,9 @@ class EngineOptions(TypedDict, total=False):
     cache_bytes: int | None  # for cached KV blocks; None: from the free memory; 0: no cache
     snapshot_bytes: int | None  # for recurrent snapshots; likewise
     cache_dir: str | Path | None  # shared prefixes are kept here across restarts
+    retained_share: float  # of the cache that requests may retain above the default priority; default 0.5
+    offload_bytes: int  # of the second tier, to which idle conversations can be offloaded; default 0: there is none
+    offload_dir: str | Path | None  # where it is; None (default): in host memory
     prefill_chunk: int  # tokens prefilled between two decode steps; default 512
     max_queue: int  # requests that may wait for a slot; default 256
     dialect: str | None  # how the model writes tool calls, one of `edgellm.text.dialects`; None: as its template shows
@@ -167,7 +170,7 @@ class LLM:
             budgets = plan_budgets(
                 executor.info, block_bytes=options.get("cache_bytes"), snapshot_bytes=options.get("snapshot_bytes")
             )
-            cache_dir = options.get("cache_dir")
+            cache_dir, offload_dir = options.get("cache_dir"), options.get("offload_dir")
             settings = EngineSettings(
                 block_budget=budgets.blocks,
                 snapshot_budget=budgets.snapshots,
@@ -176,6 +179,9 @@ class LLM:
                 prefill_chunk=options.get("prefill_chunk", 512),
                 max_queue=options.get("max_queue", 256),
                 cache_dir=None if cache_dir is None else Path(cache_dir),
+                retained_share=options.get("retained_share", 0.5),
+                offload_bytes=options.get("offload_bytes", 0),
+                offload_dir=None if offload_dir is None else Path(offload_dir),
                 warm_up=warm_up,
             )
             self.engine = Engine(executor, tokenizer, settings, eos=eos, spoken=spoken)

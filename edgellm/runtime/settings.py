@@ -27,6 +27,9 @@ class EngineSettings:
     prefill_chunk: int = 512  # tokens prefilled between two decode rounds
     max_queue: int = 256  # requests that may wait for a slot
     cache_dir: Path | None = None  # shared prefixes survive a restart here
+    retained_share: float = 0.5  # of either budget that may be retained above the default priority
+    offload_bytes: int = 0  # of the second tier; 0: there is none
+    offload_dir: Path | None = None  # where it is; None: in host memory
     warm_up: bool = False  # run every graph once before the first request
 
     def __post_init__(self) -> None:
@@ -36,6 +39,16 @@ class EngineSettings:
             and not isinstance(self.speculation, SpeculationParams)
         ):
             raise ConfigError(f'speculation: must be "auto", None or SpeculationParams, got {self.speculation!r}')
-        for name, least in (("block_budget", 0), ("snapshot_budget", 0), ("prefill_chunk", 1), ("max_queue", 1)):
+        for name, least in (
+            ("block_budget", 0),
+            ("snapshot_budget", 0),
+            ("prefill_chunk", 1),
+            ("max_queue", 1),
+            ("offload_bytes", 0),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name}: must be at least {least}, got {getattr(self, name)}")
+        if not 0 <= self.retained_share <= 1:
+            raise ConfigError(f"retained_share: must be 0 to 1, got {self.retained_share}")
+        if self.offload_dir is not None and self.offload_bytes == 0:
+            raise ConfigError("offload_dir: nothing is offloaded while offload_bytes is 0")

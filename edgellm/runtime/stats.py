@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from edgellm.cache import CacheStats
+from edgellm.cache import CacheStats, TierStats
 
 
 @dataclass(slots=True)
@@ -48,4 +48,5 @@ class EngineStats:
     executor_s: float  # inside executor calls
     host_s: float  # everything else that the engine thread did
     cache: CacheStats
+    tier: TierStats
     memory: Mapping[str, int]  # Executor.memory(), as of the last request that ended

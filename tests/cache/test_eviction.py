@@ -132,7 +132,7 @@ def test_superseded_snapshots_go_before_branching_ones(make_engine) -> None:
     engine.turn(shared + A)
     engine.turn(shared + B)  # snapshot where they part
     engine.turn(shared + B + C)  # B's own end is now superseded
-    assert [s.offset for s in engine.cache._pool.snapshots if superseded(s)] == [25]
+    assert [s.offset for s in engine.cache.pool.snapshots if superseded(s)] == [25]
     engine.turn(D)
     assert kept(engine, shared + A, shared + B + C, D) == [True, True, True]
     assert engine.cache.match((*shared, 7)).length == 10
@@ -157,7 +157,7 @@ def test_superseded_on_one_path(make_engine, paths, expected) -> None:
         live.store(live.prompt, offset, "stable")
         live.store(live.prompt, length, None)
         live.end()
-    assert {s.offset for s in engine.cache._pool.snapshots if superseded(s)} == expected
+    assert {s.offset for s in engine.cache.pool.snapshots if superseded(s)} == expected
 
 
 def test_three_conversations_share_a_small_snapshot_budget(make_engine) -> None:

@@ -119,7 +119,7 @@ def test_priority_and_what_is_left_of_its_duration_survive(restart, clock, wall)
         wall.now = Wall.now + waited
         engine, store = restart()
         assert store.load_all().loaded > 0
-        assert {node.retention.at(clock()) for node in engine.cache._pool.leaves} == {expected}
+        assert {node.retention.at(clock()) for node in engine.cache.pool.leaves} == {expected}
 
 
 HEAD = len(MAGIC) + 4 + 32
