@@ -167,6 +167,7 @@ class Worker:
             kv_cache_block_size=self._capacity.block_tokens,
             runtime_config=config,
             model_aliases=list(self._settings.aliases) or None,
+            self_host_metadata=bool(os.environ.get("DYN_SYSTEM_PORT")),  # else the frontend reads the folder itself
         )
 
     async def _watch(self, stop: asyncio.Event, serving: asyncio.Future[None], metrics: Any, handler: Handler) -> None:

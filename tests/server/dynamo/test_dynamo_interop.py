@@ -19,10 +19,17 @@ import pytest
 from edgellm.checkpoint.reader import Checkpoint
 from edgellm.decode.params import SamplingParams
 from edgellm.engine.builder import build_bundle
+from edgellm.engine.bundle import Bundle
 from edgellm.engine.recipe import Recipe
+from edgellm.engine.scripted import ScriptedExecutor
+from edgellm.errors import EngineDeadError
 from edgellm.models import shipped
 from edgellm.runtime.llm import LLM
-from edgellm.server.dynamo.settings import environment
+from edgellm.runtime.stepper import MAX_FAULTS
+from edgellm.server.dynamo.settings import WorkerSettings, environment
+from edgellm.server.dynamo.worker import Worker as DynamoWorker
+from edgellm.text.chat import ChatRenderer
+from edgellm.text.tokenizer import Tokenizer
 
 pytest.importorskip("dynamo.runtime", reason="needs ai-dynamo-runtime (extra dynamo)")
 
@@ -54,7 +61,7 @@ def discovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @dataclass
-class Worker:
+class Started:
     process: subprocess.Popen[str]
     log: Path
 
@@ -62,15 +69,15 @@ class Worker:
         return await asyncio.wait_for(asyncio.to_thread(self.process.wait), WAIT_S)
 
 
-Start = Callable[..., Awaitable[Worker]]
+Start = Callable[..., Awaitable[Started]]
 
 
 @pytest.fixture
 def start(bundle: Path, discovery: Path, tmp_path: Path) -> Iterator[Start]:
     """Starts workers and waits until they are ready."""
-    started: list[Worker] = []
+    started: list[Started] = []
 
-    async def begin(*options: str) -> Worker:
+    async def begin(*options: str) -> Started:
         command = shutil.which("edgellm", path=str(Path(sys.executable).parent)) or "edgellm"
         log = tmp_path / f"worker{len(started)}.log"
         sizes = ["--threads", "1", "--cache-bytes", BYTES, "--snapshot-bytes", BYTES, "--model-dir", str(tmp_path)]
@@ -81,7 +88,7 @@ def start(bundle: Path, discovery: Path, tmp_path: Path) -> Iterator[Start]:
                 stderr=stderr,
                 text=True,
             )
-        started.append(Worker(process, log))
+        started.append(Started(process, log))
         assert process.stdout is not None
         line = await asyncio.wait_for(asyncio.to_thread(process.stdout.readline), WAIT_S)
         assert "ready" in line, log.read_text()
@@ -214,5 +221,32 @@ def test_a_worker_leaves_before_it_stops(start: Start, discovery: Path) -> None:
             assert chunks[-1]["finish_reason"] == "length"
             assert len(tokens(chunks)) == 400
         assert await worker.stopped() == 0, worker.log.read_text()
+
+    run(steps())
+
+
+def test_a_dead_engine_takes_its_worker_out(bundle: Path, discovery: Path, tmp_path: Path) -> None:
+    """Otherwise frontends would go on sending it requests, and it would fail them all."""
+
+    def fail(operation: str, _: int) -> None:
+        if operation == "advance":
+            raise RuntimeError("scripted fault")
+
+    async def steps() -> None:
+        tokenizer = Tokenizer.load(bundle)
+        executor = ScriptedExecutor(vocab_size=tokenizer.vocab_size, on_call=fail)
+        sizes = {"cache_bytes": 1 << 24, "snapshot_bytes": 1 << 24}
+        with LLM.from_parts(executor, tokenizer, ChatRenderer.load(bundle, tokenizer), **sizes) as llm:
+            settings = WorkerSettings(model="m", model_dir=tmp_path, shutdown_grace_s=0)
+            worker = DynamoWorker(llm, Bundle.open(bundle), settings)
+            running = asyncio.ensure_future(worker.run(asyncio.Event(), asyncio.Event()))
+            async with runtime() as endpoint:
+                client = await endpoint.client()
+                await client.wait_for_instances()
+                for _ in range(MAX_FAULTS):
+                    assert (await answer(client))[-1]["finish_reason"].startswith("error: ")
+                with pytest.raises(EngineDeadError, match="scripted fault"):
+                    await asyncio.wait_for(running, WAIT_S)
+        assert not list(discovery.glob("v1/mdc/*"))
 
     run(steps())
