@@ -7,11 +7,12 @@ What must stay true: a chunk carries exactly one choice (some clients read no ot
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgellm.runtime.types import Output, Request, Usage
+from edgellm.server.generations import Generations
 from edgellm.server.sampling import Streaming
 from edgellm.server.sessions.identity import Trigger
 from edgellm.server.sse import Answer
@@ -70,6 +71,7 @@ class Job:
         requests: one per choice.
         surface, trigger: see `turns.TurnRecord`.
         preamble: one was removed.
+        began: hears of the generations once they are in the engine.
     """
 
     requests: tuple[Request, ...]
@@ -78,6 +80,7 @@ class Job:
     surface: str
     trigger: Trigger = "other"
     preamble: bool = False
+    began: Callable[[Generations], None] | None = None
 
 
 class OpenAIAnswer:

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastapi import FastAPI, Request
@@ -25,6 +26,7 @@ from edgellm.server.completions import read_completion
 from edgellm.server.errors import install_error_handlers
 from edgellm.server.gate import Gate
 from edgellm.server.health import add_health
+from edgellm.server.keys import given_keys
 from edgellm.server.lifecycle import Desk, Lifecycle
 from edgellm.server.load import Load
 from edgellm.server.metrics import Metrics
@@ -32,6 +34,10 @@ from edgellm.server.models import add_models
 from edgellm.server.openapi import add_openapi
 from edgellm.server.protocol import REQUEST_ID
 from edgellm.server.render import render_chat
+from edgellm.server.responses.read import count_input, read_response
+from edgellm.server.responses.routes import add_responses
+from edgellm.server.responses.shelf import Shelf
+from edgellm.server.responses.store import Store
 from edgellm.server.settings import ServerSettings
 from edgellm.server.sse import GenerationResponse
 from edgellm.server.tokens import detokenize, tokenize
@@ -46,7 +52,7 @@ _WORKERS = 2
 
 
 def caller_of(http: Request) -> Caller:
-    return Caller(getattr(http.state, IDENTITY))
+    return Caller(getattr(http.state, IDENTITY), tuple(given_keys(http.headers.raw)))
 
 
 def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
@@ -54,11 +60,13 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="edgellm-prompt")
     metrics = Metrics(llm.engine.stats)
     load = Load(settings.max_in_flight)
+    shelf = Shelf(Store(settings.responses_store, max_bytes=settings.responses_store_bytes))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         workers.shutdown(wait=False, cancel_futures=True)
+        shelf.store.close()
 
     app = FastAPI(
         title="edgellm", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
@@ -70,6 +78,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
 
     desk = Desk(settings.model, lambda request: llm.engine.submit(request), lambda: llm.engine.stats().queued, metrics)
     app.state.desk = desk
+    desk.observers.append(shelf.ended)
 
     async def read_off_loop(http: Request, read: _Reader[Read]) -> Read:
         body = await read_body(http, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
@@ -93,10 +102,13 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     add_generating("/v1/chat/completions", read_chat)
     add_generating("/v1/completions", read_completion)
     add_generating("/v1/messages", read_messages)
+    add_generating("/v1/responses", partial(read_response, shelf=shelf))
     add_looking("/v1/chat/completions/render", render_chat)
     add_looking("/tokenize", tokenize)
     add_looking("/detokenize", detokenize)
     add_looking("/v1/messages/count_tokens", count_tokens)
+    add_looking("/v1/responses/input_tokens", partial(count_input, shelf=shelf))
+    add_responses(app, shelf, caller_of, workers)
 
     @app.head("/")
     async def greet() -> Response:
@@ -109,7 +121,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=(REQUEST_ID.decode(), "retry-after"),
         )

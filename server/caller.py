@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from edgellm.server.sessions.identity import Identity
 
@@ -11,9 +11,11 @@ from edgellm.server.sessions.identity import Identity
 class Caller:
     """Attributes:
     identity: the agent's session, if it named one.
+    keys: API keys that it brought, whether the server asks for one or not.
     """
 
     identity: Identity | None = None
+    keys: tuple[bytes, ...] = field(default=(), repr=False)
 
     @property
     def metadata(self) -> dict[str, str]:

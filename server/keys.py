@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from edgellm.errors import ConfigError
@@ -28,17 +28,22 @@ class Keys:
         if not self._digests:
             return True
         found = False
-        for name, value in headers:
-            if name == b"authorization":
-                scheme, _, value = value.partition(b" ")
-                if scheme.lower() != b"bearer":
-                    continue
-            elif name != b"x-api-key":
-                continue
-            given = _digest(value.strip())
+        for key in given_keys(headers):
+            given = _digest(key)
             for digest in self._digests:  # all of them: which one fits is not to be seen from the time
                 found |= hmac.compare_digest(given, digest)
         return found
+
+
+def given_keys(headers: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    """Keys that a request brings, whether they fit or not."""
+    for name, value in headers:
+        if name == b"x-api-key":
+            yield value.strip()
+        elif name == b"authorization":
+            scheme, _, key = value.partition(b" ")
+            if scheme.lower() == b"bearer":
+                yield key.strip()
 
 
 def gather_keys(given: Sequence[str], environ: Mapping[str, str], file: Path | None) -> tuple[str, ...]:

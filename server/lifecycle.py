@@ -57,7 +57,10 @@ class Lifecycle:
 
     async def begin(self) -> Generations:
         self._queue_depth = self._desk.queued()
-        return Generations.submit(self._desk.submit, self._job.requests)
+        generations = Generations.submit(self._desk.submit, self._job.requests)
+        if self._job.began is not None:
+            self._job.began(generations)
+        return generations
 
     def end(self, outcome: str, finals: Mapping[int, Output]) -> None:
         answer = self._job.answer

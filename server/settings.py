@@ -17,7 +17,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")  # of editors and desktop programs too
 _FROM_ONE = (
     *("max_body_bytes", "max_depth", "max_messages", "max_tools", "max_stops", "max_n", "max_choices"),
-    *("max_in_flight", "retry_after_s", "keep_alive_s"),
+    *("max_in_flight", "retry_after_s", "keep_alive_s", "responses_store_bytes"),
 )
 _MOST = {
     "max_depth": 512,  # reading and rendering a body recurse
@@ -55,6 +55,8 @@ class ServerSettings:
     preambles: Preambles = field(default_factory=Preambles)  # removed from the start of system prompts
     tool_dispatch: bool = False  # chat streams carry `tool_call_dispatch` events
     reasoning_dispatch: bool = False  # and `reasoning_dispatch` events
+    responses_store: Path | None = None  # file of the responses that can be continued by id; None: in memory
+    responses_store_bytes: int = 64 << 20
     max_body_bytes: int = 8 << 20
     max_depth: int = MAX_DEPTH  # of nesting in a body
     max_messages: int = 10_000

@@ -7,6 +7,7 @@ lines at U+2028 and the like); a stream that breaks never looks like a complete 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,15 +32,13 @@ class Wire:
     named: an event is called by its `type`.
     ping: may be sent between any two events while the client waits.
     done: ends a stream, behind the last event; may be empty.
-    anthropic: errors have Anthropic's form.
-    error_event: a stream that breaks tells why before it ends; otherwise its connection is just closed.
+    failed: the last event of a stream that breaks, which tells why; None: its connection is just closed.
     """
 
     named: bool
     ping: bytes
     done: bytes
-    anthropic: bool = False
-    error_event: bool = False
+    failed: Callable[[ApiError], Chunk] | None = None
 
     def event(self, chunk: Chunk | SideEvent) -> bytes:
         if isinstance(chunk, SideEvent):
@@ -48,10 +47,7 @@ class Wire:
 
     def error(self, error: ApiError) -> bytes:
         """The event that tells why the stream breaks off; empty where the surface has none."""
-        if not self.error_event:
-            return b""
-        body = error.body(anthropic=self.anthropic)
-        return _event(body if self.anthropic else {"type": "error", **body["error"]}, "error")
+        return b"" if self.failed is None else self.event(self.failed(error))
 
 
 def _event(data: Chunk, name: str = "") -> bytes:
@@ -61,6 +57,9 @@ def _event(data: Chunk, name: str = "") -> bytes:
 
 OPENAI: Final = Wire(named=False, ping=b": ping\n\n", done=b"data: [DONE]\n\n")
 ANTHROPIC: Final = Wire(
-    named=True, ping=b'event: ping\ndata: {"type":"ping"}\n\n', done=b"", anthropic=True, error_event=True
+    named=True,
+    ping=b'event: ping\ndata: {"type":"ping"}\n\n',
+    done=b"",
+    failed=lambda error: error.body(anthropic=True),
 )
-RESPONSES: Final = Wire(named=True, ping=b": ping\n\n", done=b"", error_event=True)
+RESPONSES: Final = Wire(named=True, ping=b": ping\n\n", done=b"")  # `failed` needs the response that fails
