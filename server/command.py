@@ -62,6 +62,10 @@ def serve(
         bool,
         typer.Option(help="Remove first lines that differ from session to session (Claude Code's and --preamble)."),
     ] = True,
+    responses_store: Annotated[
+        Path | None, typer.Option(help="File that keeps responses across restarts (default: they are kept in memory).")
+    ] = None,
+    responses_store_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of kept responses.")] = 64 << 20,
     context: ContextOpt = None,
     slots: SlotsOpt = 4,
     threads: ThreadsOpt = None,
@@ -100,6 +104,8 @@ def serve(
         preambles=Preambles.of((BILLING_HEADER, *(preamble or ())) if strip_preamble else ()),
         tool_dispatch=tool_dispatch,
         reasoning_dispatch=reasoning_dispatch,
+        responses_store=responses_store,
+        responses_store_bytes=responses_store_bytes,
     )
     with LLM(
         bundle,

@@ -15,6 +15,7 @@ from edgellm.server.answer_schemas import ANSWERS
 from edgellm.server.anthropic.schemas import anthropic_paths, anthropic_schemas
 from edgellm.server.gate import OPEN_PATHS
 from edgellm.server.request_schemas import request_schemas
+from edgellm.server.responses.schemas import responses_paths, responses_schemas
 from edgellm.server.schema_words import record, reference
 from edgellm.server.settings import ServerSettings
 
@@ -65,12 +66,20 @@ def openapi_document(settings: ServerSettings, vocab_size: int) -> dict[str, Any
         "/metrics": {"get": _text("Prometheus metrics", "text/plain")},
         "/openapi.json": {"get": _get("This document", None)},
         **anthropic_paths({code: _ERRORS[code] for code in (*_OF_POST, "504")}),
+        **responses_paths({code: _ERRORS[code] for code in (*_OF_POST, "504")}),
     }
     document: dict[str, Any] = {
         "openapi": "3.1.0",
         "info": {"title": "edgellm", "version": version("edgellm")},
         "paths": paths,
-        "components": {"schemas": {**request_schemas(settings, vocab_size), **ANSWERS, **anthropic_schemas(settings)}},
+        "components": {
+            "schemas": {
+                **request_schemas(settings, vocab_size),
+                **ANSWERS,
+                **anthropic_schemas(settings),
+                **responses_schemas(settings, vocab_size),
+            }
+        },
     }
     if settings.api_keys:
         document["components"]["securitySchemes"] = {

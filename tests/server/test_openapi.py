@@ -87,5 +87,5 @@ def test_no_request_breaks_the_server(start: Any, script: Any, path: str, method
 
     statuses: set[int] = set()
     run()
-    assert path == "/v1/models/{name}" or 200 in statuses
+    assert "{" in path or 200 in statuses
     assert running.settled()
