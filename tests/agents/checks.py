@@ -103,21 +103,23 @@ def _reuse(report: Report) -> Iterator[str]:
             yield f"step {number}: {cached} of {prompt} prompt tokens came from the cache"
 
 
-def judge(client: Client, outcome: Outcome, exchanges: Sequence[Exchange]) -> Report:
-    """The whole run."""
+def judge(client: Client, outcomes: Sequence[Outcome], file: str, exchanges: Sequence[Exchange]) -> Report:
+    """The whole run. `file`: what the file holds after it."""
     report = examine(client, exchanges)
     problems = list(report.problems)
-    if outcome.status != 0:
-        problems.append("it did not end in time" if outcome.status is None else f"it ended with {outcome.status}")
-    if AFTER not in outcome.file:
-        problems.append(f"the file was not edited: {outcome.file!r}")
-    edits = [turn for turn in report.steps if any(client.edits(*call) for call in turn.answer.calls)]
-    if not edits:
+    for number, outcome in enumerate(outcomes, 1):
+        if outcome.status != 0:
+            ended = "did not end in time" if outcome.status is None else f"ended with {outcome.status}"
+            problems.append(f"command {number} {ended}")
+        if PRINTED not in outcome.stdout:
+            problems.append(f"the output of command {number} does not show what the program printed")
+    if AFTER not in file:
+        problems.append(f"the file was not edited: {file!r}")
+    if not any(client.edits(*call) for turn in report.steps for call in turn.answer.calls):
         problems.append(f"it edited with none of its own tools: {report.called}")
-    if not report.steps or f"```\n{PRINTED}\n```" not in report.steps[-1].answer.text:
-        problems.append("the last text does not say what the program printed")
-    if PRINTED not in outcome.stdout:
-        problems.append("its output does not show what the program printed")
-    if not any(turn.answer.reasoning for turn in report.steps):
-        problems.append("no answer carried reasoning")
+    told = [turn for turn in report.steps if turn.answer.text.endswith(f"```\n{PRINTED}\n```")]
+    if len(told) != len(outcomes):
+        problems.append(f"{len(told)} of {len(outcomes)} last texts say what the program printed")
+    if not all(turn.answer.reasoning for turn in report.steps):
+        problems.append("an answer carried no reasoning")
     return replace(report, problems=tuple(problems))

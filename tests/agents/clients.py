@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from .script import BEFORE, FILE, TASK
+from .script import BEFORE, FILE
 from .serving import MODEL
 
 
@@ -29,7 +29,7 @@ class Client:
     """Attributes:
     package, version: in the npm registry.
     binary: name of its command.
-    arguments: of the command that does the task.
+    arguments: of the command that brings it a text, in a new session or in the last one again.
     environment: besides PATH and HOME.
     prepare: writes its settings.
     edits: whether a call (tool, arguments) is the agent's own way to edit a file.
@@ -42,7 +42,7 @@ class Client:
     package: str
     version: str
     binary: str
-    arguments: Callable[[Place], list[str]]
+    arguments: Callable[[Place, str, bool], list[str]]
     environment: Callable[[Place], dict[str, str]]
     prepare: Callable[[Place], None]
     edits: Callable[[str, str], bool]
@@ -53,19 +53,24 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run left. `status` None: it did not end in time."""
+    """What a command left. `status` None: it did not end in time."""
 
     status: int | None
     stdout: str
     stderr: str
-    file: str
     seconds: float
 
 
-def run_client(client: Client, binaries: Path, place: Place, limit_s: float) -> Outcome:
-    """Let the agent do the task in `place`."""
+def prepare(client: Client, place: Place) -> None:
+    """The file of the task, and the agent's settings."""
+    place.home.mkdir()
+    place.work.mkdir()
     (place.work / FILE).write_text(f"{BEFORE}\n")
     client.prepare(place)
+
+
+def say(client: Client, binaries: Path, place: Place, text: str, limit_s: float, *, again: bool = False) -> Outcome:
+    """Give the agent `text` and wait until it is done; `again`: in the session of the last time."""
     environment = {
         "PATH": os.pathsep.join((str(binaries), os.environ["PATH"])),
         "HOME": str(place.home),
@@ -76,7 +81,7 @@ def run_client(client: Client, binaries: Path, place: Place, limit_s: float) -> 
     }
     began = time.monotonic()
     process = subprocess.Popen(
-        [binaries / client.binary, *client.arguments(place)],
+        [binaries / client.binary, *client.arguments(place, text, again)],
         cwd=place.work,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -92,7 +97,7 @@ def run_client(client: Client, binaries: Path, place: Place, limit_s: float) -> 
         os.killpg(process.pid, 9)
         stdout, stderr = process.communicate()
         status = None
-    return Outcome(status, stdout, stderr, (place.work / FILE).read_text(), time.monotonic() - began)
+    return Outcome(status, stdout, stderr, time.monotonic() - began)
 
 
 def _nothing(_: Place) -> None:
@@ -112,12 +117,17 @@ def _claude(place: Place) -> dict[str, str]:
     }
 
 
-def _codex(place: Place) -> list[str]:
+def _codex(place: Place, text: str, again: bool) -> list[str]:
     provider = f'{{name="local",base_url="{place.server}/v1",wire_api="responses",env_key="LOCAL_KEY"}}'
     return [
-        *("exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
+        *(
+            "exec",
+            *(("resume", "--last") if again else ()),
+            "--skip-git-repo-check",
+            "--dangerously-bypass-approvals-and-sandbox",
+        ),
         *("-c", f"model_providers.local={provider}", "-c", "model_provider=local", "-c", 'web_search="disabled"'),
-        *("-m", MODEL, TASK),
+        *("-m", MODEL, text),
     ]
 
 
@@ -144,7 +154,12 @@ CLIENTS: Final = {
             package="@anthropic-ai/claude-code",
             version="2.1.197",
             binary="claude",
-            arguments=lambda _: ["-p", TASK, "--dangerously-skip-permissions"],
+            arguments=lambda _, text, again: [
+                *(("-c",) if again else ()),
+                "-p",
+                text,
+                "--dangerously-skip-permissions",
+            ],
             environment=_claude,
             prepare=_nothing,
             edits=lambda tool, _: tool == "Edit",
@@ -168,7 +183,7 @@ CLIENTS: Final = {
             package="opencode-ai",
             version="1.18.33",
             binary="opencode",
-            arguments=lambda _: ["run", "-m", f"local/{MODEL}", TASK],
+            arguments=lambda _, text, again: ["run", *(("-c",) if again else ()), "-m", f"local/{MODEL}", text],
             environment=lambda _: {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
             prepare=_opencode_settings,
             edits=lambda tool, _: tool == "edit",
@@ -179,7 +194,10 @@ CLIENTS: Final = {
             package="@qwen-code/qwen-code",
             version="0.15.10",
             binary="qwen",
-            arguments=lambda _: ["--auth-type", "openai", "--yolo", "--telemetry=false", "-p", TASK],
+            arguments=lambda _, text, again: [
+                *(("-c",) if again else ()),
+                *("--auth-type", "openai", "--yolo", "--telemetry=false", "-p", text),
+            ],
             environment=lambda place: {
                 "OPENAI_API_KEY": "none",
                 "OPENAI_BASE_URL": f"{place.server}/v1",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .clients import Client, Place
-from .script import AFTER, BEFORE, FILE, SHORT, TASK, steps
+from .script import AFTER, AGAIN, BEFORE, FILE, SHORT, TASK, TOLD, steps
 from .serving import Exchange
 
 FIXTURES: Final = Path(__file__).resolve().parent / "fixtures"
@@ -66,7 +66,7 @@ class Redactor:
     def __init__(self, place: Place) -> None:
         self._folders = {str(place.work): WORK, str(place.home): HOME, place.server: "http://server"}
         self._ids: dict[str, str] = {}
-        own = [TASK, BEFORE, AFTER, SHORT, f"{WORK}/{FILE}", FILE, WORK]
+        own = [TASK, AGAIN, TOLD, BEFORE, AFTER, SHORT, f"{WORK}/{FILE}", FILE, WORK]
         for step in steps(f"{WORK}/{FILE}"):
             own += [step.why, step.thought, *(v for v in step.values.values() if isinstance(v, str) and len(v) > 3)]
         lines = {line for text in own for line in text.split("\n")}

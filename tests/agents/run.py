@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from .checks import Report, judge
-from .clients import CLIENTS, Client, Outcome, Place, run_client
+from .clients import CLIENTS, Client, Outcome, Place, prepare, say
 from .redact import write_fixture
+from .script import AGAIN, FILE, TASK
 from .serving import Exchange, served
 
 HERE: Final = Path(__file__).resolve().parent
@@ -51,18 +52,19 @@ def installed_version(client: Client) -> str | None:
     return str(json.loads(path.read_text())["version"]) if path.is_file() else None
 
 
-def run(client: Client, limit_s: float, *, record: bool) -> tuple[Report, Outcome]:
-    """One agent on a server of its own."""
+def run(client: Client, limit_s: float, *, record: bool) -> tuple[Report, list[Outcome]]:
+    """One agent on a server of its own: the task, then one more text in the same session."""
     exchanges: list[Exchange] = []
     with tempfile.TemporaryDirectory(prefix="edgellm-agent-") as folder, served(exchanges) as server:
         place = Place(server, Path(folder) / "home", Path(folder) / "work")
-        place.home.mkdir()
-        place.work.mkdir()
-        outcome = run_client(client, BINARIES, place, limit_s)
-        report = judge(client, outcome, exchanges)
+        prepare(client, place)
+        outcomes = [say(client, BINARIES, place, TASK, limit_s)]
+        if outcomes[0].status == 0:
+            outcomes.append(say(client, BINARIES, place, AGAIN, limit_s, again=True))
+        report = judge(client, outcomes, (place.work / FILE).read_text(), exchanges)
         if record and not report.problems:
             write_fixture(client, exchanges, place)
-    return report, outcome
+    return report, outcomes
 
 
 def main() -> None:
@@ -80,12 +82,13 @@ def main() -> None:
     )
     failed: dict[str, list[str]] = {}
     for client in clients:
-        report, outcome = run(client, given.limit, record=given.record)
+        report, outcomes = run(client, given.limit, record=given.record)
         if report.problems:
             failed[client.name] = [*report.problems]
         if given.verbose or report.problems:
-            console.print(f"[bold]{client.name}[/bold], {outcome.seconds:.0f} s", highlight=False)
-            console.print(f"{outcome.stdout[-4000:]}\n{outcome.stderr[-4000:]}", markup=False, highlight=False)
+            for outcome in outcomes:
+                console.print(f"[bold]{client.name}[/bold], {outcome.seconds:.0f} s", highlight=False)
+                console.print(f"{outcome.stdout[-4000:]}\n{outcome.stderr[-4000:]}", markup=False, highlight=False)
         tokens = [turn.answer.prompt_tokens for turn in report.steps]
         table.add_row(
             client.name,

@@ -1,8 +1,8 @@
 """A scripted coding model: reads the prompt as a model would and answers with the next step of one small task.
 
-List the folder, read the file, edit it, run it, report what it printed; each step through whatever tool the agent
-declares for it. What must stay true: the answer depends on the prompt alone, so a repeated or reordered request gets
-the same answer; a request without the task or without tools gets a short text.
+List the folder, read the file, edit it, run it, report what it printed; asked again, run it again. Each step goes
+through whatever tool the agent declares for it. What must stay true: the answer depends on the prompt alone, so a
+repeated or reordered request gets the same answer; a request without the task or without tools gets a short text.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ TASK: Final = (
     f"The greeting in {FILE} lacks a letter: helo must be hello. List the files, read {FILE}, edit it, "
     f"run it with python3 and tell me what it prints."
 )  # without quotes, which some agents escape
+AGAIN: Final = f"Now run {FILE} once more and tell me what it prints."
+TOLD: Final = f"`{FILE}` prints:"
 SHORT: Final = "Fix a greeting"
 REFUSAL: Final = "I cannot do this with the tools I have"
 
@@ -84,12 +86,15 @@ def answer(transcript: Transcript) -> str:
 
 
 def _said(transcript: Transcript) -> tuple[str, str]:
-    if not transcript.tools or not any(TASK in text for text in transcript.asked):
+    place = max((n for n, text in enumerate(transcript.asked) if TASK in text or AGAIN in text), default=None)
+    if place is None or not transcript.tools:
         return "A title will do.", SHORT
-    calls = [call for call in transcript.calls if call.result is not None]
+    calls = [call for call in transcript.calls if call.asked > place and call.result is not None]
     way = steps(_listed_path(calls))
+    if AGAIN in transcript.asked[place]:
+        way = way[-1:]
     if len(calls) >= len(way):
-        return "That is all.", f"`{FILE}` is corrected. It prints:\n\n```\n{_printed(calls[len(way) - 1])}\n```"
+        return "That is all.", f"{TOLD}\n\n```\n{_printed(calls[len(way) - 1])}\n```"
     step = way[len(calls)]
     name = next((name for name in step.tools if name in transcript.tools), None)
     if name is None:

@@ -22,8 +22,12 @@ _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>(?=\n<tool_respon
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call as the template prints it, with its result once there is one; values are text."""
+    """A call as the template prints it, with its result once there is one; values are text.
 
+    `asked`: how many texts of users came before it.
+    """
+
+    asked: int
     name: str
     arguments: dict[str, str]
     result: str | None = None
@@ -49,20 +53,20 @@ def read_transcript(tokenizer: Tokenizer, prompt: Sequence[int]) -> Transcript:
     turns = list(_turns(tokenizer, prompt))
     tools: dict[str, dict[str, Any]] = {}
     asked: list[str] = []
-    calls: list[tuple[str, dict[str, str]]] = []
+    calls: list[tuple[int, str, dict[str, str]]] = []
     results: list[str] = []
     for role, text in turns[:-1]:
         if role == "system" and text.startswith("# Tools") and (found := _TOOLS.search(text)):
             declared = [json.loads(line) for line in found[1].split("\n")]
             tools |= {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in declared}
         elif role == "assistant":
-            calls += [(name, dict(_PARAMETER.findall(body))) for name, body in _CALL.findall(text)]
+            calls += [(len(asked), name, dict(_PARAMETER.findall(body))) for name, body in _CALL.findall(text)]
         elif role == "user" and len(results) < len(calls) and (found_results := _RESULT.findall(text)):
             results += found_results
         elif role == "user":
             asked.append(text)
     padded: list[str | None] = [*results, *[None] * (len(calls) - len(results))]
-    paired = [Call(name, arguments, result) for (name, arguments), result in zip(calls, padded, strict=False)]
+    paired = [Call(*call, result) for call, result in zip(calls, padded, strict=False)]
     opening = turns[-1][1]
     return Transcript(tools, tuple(asked), tuple(paired), "<think>" in opening and "</think>" not in opening)
 
