@@ -27,6 +27,7 @@ from edgellm.server.errors import install_error_handlers
 from edgellm.server.gate import Gate
 from edgellm.server.health import add_health
 from edgellm.server.keys import given_keys
+from edgellm.server.kv_events.stream import add_kv_events
 from edgellm.server.lifecycle import Desk, Lifecycle
 from edgellm.server.load import Load
 from edgellm.server.metrics import Metrics
@@ -36,8 +37,7 @@ from edgellm.server.protocol import REQUEST_ID
 from edgellm.server.render import render_chat
 from edgellm.server.responses.read import count_input, read_response
 from edgellm.server.responses.routes import add_responses
-from edgellm.server.responses.shelf import Shelf
-from edgellm.server.responses.store import Store
+from edgellm.server.services import Services
 from edgellm.server.settings import ServerSettings
 from edgellm.server.sse import GenerationResponse
 from edgellm.server.tokens import detokenize, tokenize
@@ -60,13 +60,14 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="edgellm-prompt")
     metrics = Metrics(llm.engine.stats)
     load = Load(settings.max_in_flight)
-    shelf = Shelf(Store(settings.responses_store, max_bytes=settings.responses_store_bytes))
+    services = Services(llm, settings)
+    shelf = services.shelf
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
         workers.shutdown(wait=False, cancel_futures=True)
-        shelf.store.close()
+        services.close()
 
     app = FastAPI(
         title="edgellm", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
@@ -79,6 +80,9 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     desk = Desk(settings.model, lambda request: llm.engine.submit(request), lambda: llm.engine.stats().queued, metrics)
     app.state.desk = desk
     desk.observers.append(shelf.ended)
+    if services.trace is not None:
+        desk.observers.append(services.trace.record)
+    add_kv_events(app, services.mirror, settings, load, window_size=llm.info.max_tokens)
 
     async def read_off_loop(http: Request, read: _Reader[Read]) -> Read:
         body = await read_body(http, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)

@@ -66,6 +66,13 @@ def serve(
         Path | None, typer.Option(help="File that keeps responses across restarts (default: they are kept in memory).")
     ] = None,
     responses_store_bytes: Annotated[int, typer.Option(min=1, help="Most bytes of kept responses.")] = 64 << 20,
+    kv_events_zmq: Annotated[
+        str | None, typer.Option(help="Publish KV events here in vLLM's wire format, e.g. tcp://127.0.0.1:5557.")
+    ] = None,
+    kv_events_replay: Annotated[
+        str | None, typer.Option(help="Where missed KV events can be asked for, e.g. tcp://127.0.0.1:5558.")
+    ] = None,
+    kv_events_topic: Annotated[str, typer.Option(help="First frame of each message.")] = "",
     context: ContextOpt = None,
     slots: SlotsOpt = 4,
     threads: ThreadsOpt = None,
@@ -82,10 +89,14 @@ def serve(
     from edgellm.errors import ConfigError
     from edgellm.runtime.llm import LLM
     from edgellm.server.keys import gather_keys
+    from edgellm.server.kv_events.zmq_publisher import ZmqSettings
     from edgellm.server.preamble import BILLING_HEADER, Preambles
     from edgellm.server.run import run_server
     from edgellm.server.settings import ServerSettings
+    from edgellm.server.tracing.settings import trace_settings
 
+    if kv_events_replay is not None and kv_events_zmq is None:
+        raise ConfigError("kv_events_replay: needs kv_events_zmq")
     if sampling not in ("model", "openai"):
         raise ConfigError(f"sampling: must be model or openai, got {sampling!r}")
     settings = ServerSettings(
@@ -104,6 +115,10 @@ def serve(
         preambles=Preambles.of((BILLING_HEADER, *(preamble or ())) if strip_preamble else ()),
         tool_dispatch=tool_dispatch,
         reasoning_dispatch=reasoning_dispatch,
+        kv_events_zmq=None
+        if kv_events_zmq is None
+        else ZmqSettings(kv_events_zmq, replay_endpoint=kv_events_replay, topic=kv_events_topic),
+        request_trace=trace_settings(os.environ),
         responses_store=responses_store,
         responses_store_bytes=responses_store_bytes,
     )

@@ -64,6 +64,7 @@ def openapi_document(settings: ServerSettings, vocab_size: int) -> dict[str, Any
         "/health": {"get": _status("200 while the engine serves and the server is not told to stop")},
         "/ready": {"get": _status("200 while a request would also find room")},
         "/metrics": {"get": _text("Prometheus metrics", "text/plain")},
+        "/v1/kv/events": {"get": _kv_events()},
         "/openapi.json": {"get": _get("This document", None)},
         **anthropic_paths({code: _ERRORS[code] for code in (*_OF_POST, "504")}),
         **responses_paths({code: _ERRORS[code] for code in (*_OF_POST, "504")}),
@@ -115,6 +116,17 @@ def _status(summary: str) -> dict[str, Any]:
         code: {"description": text, "content": _json("Status")} for code, text in (("200", "Yes"), ("503", "No"))
     }
     return {"summary": summary, "responses": {**responses, **_errors("401")}}
+
+
+def _kv_events() -> dict[str, Any]:
+    """Endless without `poll`."""
+    operation = _get("What changes in the prefix cache, in TensorRT-LLM's form", None, "400", "503")
+    found = {"text/event-stream": {"schema": {"type": "string"}}, "application/json": {"schema": {"type": "array"}}}
+    operation["responses"]["200"] = {"description": "Events, or with poll=true those that there are", "content": found}
+    flag = {"enum": ["true", "false"]}
+    schemas = {"snapshots": flag, "poll": flag, "timeout_ms": {"type": "integer"}, "last_event_id": {"type": "string"}}
+    operation["parameters"] = [{"name": name, "in": "query", "schema": schema} for name, schema in schemas.items()]
+    return operation
 
 
 def _looking(summary: str, body: str, answer: str) -> dict[str, Any]:

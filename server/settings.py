@@ -10,8 +10,10 @@ from pathlib import Path
 from edgellm.decode.params import MAX_STOP_STRINGS, SamplingParams
 from edgellm.errors import ConfigError
 from edgellm.server.body import MAX_DEPTH
+from edgellm.server.kv_events.zmq_publisher import ZmqSettings
 from edgellm.server.logs import FORMATS
 from edgellm.server.preamble import Preambles
+from edgellm.server.tracing.settings import TraceSettings
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")  # of editors and desktop programs too
@@ -57,6 +59,8 @@ class ServerSettings:
     reasoning_dispatch: bool = False  # and `reasoning_dispatch` events
     responses_store: Path | None = None  # file of the responses that can be continued by id; None: in memory
     responses_store_bytes: int = 64 << 20
+    kv_events_zmq: ZmqSettings | None = None  # also publish KV events in vLLM's wire format
+    request_trace: TraceSettings | None = None  # write a line for each request
     max_body_bytes: int = 8 << 20
     max_depth: int = MAX_DEPTH  # of nesting in a body
     max_messages: int = 10_000

@@ -56,10 +56,12 @@ def test_keys_are_asked_for_where_they_are_needed(document: dict[str, Any]) -> N
     assert [path for path, methods in secured["paths"].items() if "security" in methods.get("get", {})] == ["/health"]
 
 
+ENDLESS = {"/v1/kv/events"}
 OPERATIONS = [
     (path, method)
     for path, methods in openapi_document(ServerSettings(model="tiny"), 1000)["paths"].items()
     for method in methods
+    if path not in ENDLESS
 ]
 
 
