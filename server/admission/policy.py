@@ -21,7 +21,7 @@ that no admission leads to a pause; a program that acts for `acting_hold_s` make
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from edgellm.server.admission.budget import NOTHING, Budget, Need
 from edgellm.server.admission.program import Action, Decision, Detail, Key, Program, ProgramRow, Turn
@@ -42,7 +42,7 @@ class Scheduler:
         self.used = NOTHING
         self._clock = clock
         self._programs: dict[Key, Program] = {}
-        self._counted: dict[Key, Need] = {}  # of the active programs
+        self._active: dict[Key, Program] = {}
         self._paused: dict[Key, Program] = {}
         self._waiting: dict[Key, Program] = {}  # of those, the ones with turns
         self._marked: dict[Key, Program] = {}  # to be paused when their turns are over
@@ -60,7 +60,7 @@ class Scheduler:
                 program.phase,
                 program.steps,
                 program.tokens,
-                self.budget.share(self._need(program)),
+                self._size(program),
                 program.key in self._marked,
                 now - _since(program),
             )
@@ -81,8 +81,8 @@ class Scheduler:
         program.steps += 1
         program.ended = False
         program.turns.append(turn)
+        self._recount(program)
         if program.active:
-            self._recount(program)
             self._run(program, turn)
             self._decide(program, "admit", reason="active")
         elif fresh and not self._waiting and self._fits(program, self.settings.pause_threshold):
@@ -97,9 +97,7 @@ class Scheduler:
     def progressed(self, turn: Turn, generated: int) -> None:
         """So many tokens were generated so far. The next event or tick acts on it."""
         turn.generated = generated
-        program = self._programs.get(turn.key)
-        if program is not None and program.active:
-            self._recount(program)
+        self._recount(self._programs[turn.key])
 
     def finished(self, turn: Turn, tokens: int | None = None) -> list[Decision]:
         """A turn is over, or its client left while it waited.
@@ -113,19 +111,9 @@ class Scheduler:
             program.peak = max(program.peak, turn.prompt + turn.generated if tokens is None else tokens)
         else:
             self._decide(program, "leave")
+        self._recount(program)
         if not program.turns:
-            self._waiting.pop(program.key, None)
-            if turn.admitted is not None:
-                program.held, program.peak, program.idle_since = program.peak, 0, self._clock()
-            if program.ended or program.key.anonymous or program.held == 0:
-                self._forget(program, "ended" if turn.admitted is not None else "left")
-        if program.key in self._counted:
-            self._recount(program)
-            if not program.turns and self._marked.pop(program.key, None) is not None:
-                if self.utilisation > self.settings.pause_target and self._may_pause():
-                    self._pause(program, "marked")
-                else:
-                    self._decide(program, "unmark")
+            self._turns_over(program, ran=turn.admitted is not None)
         self._evaluate()
         return self._take()
 
@@ -151,12 +139,24 @@ class Scheduler:
 
     # Decisions
 
+    def _turns_over(self, program: Program, *, ran: bool) -> None:
+        self._waiting.pop(program.key, None)
+        if ran:
+            program.held, program.peak, program.idle_since = program.peak, 0, self._clock()
+            self._recount(program)
+        if program.ended or program.key.anonymous or program.held == 0:
+            self._forget(program, "ended" if ran else "left")
+        elif self._marked.pop(program.key, None) is not None:
+            if self.utilisation > self.settings.pause_target and self._may_pause():
+                self._pause(program, "marked")
+            else:
+                self._decide(program, "unmark")
+
     def _demote(self) -> None:
         if not self.settings.soft_demote_threshold <= self.utilisation < self.settings.pause_threshold:
             return
         now = self._clock()
-        for key in self._counted:
-            program = self._programs[key]
+        for key, program in self._active.items():
             if key in self._marked:
                 continue
             if program.demoted_until <= now:
@@ -168,7 +168,7 @@ class Scheduler:
         self._resume_waiting()
         self._force()
         if acting_too and not self._waiting:
-            for program in self._in_order(self._paused.values()):
+            for program in sorted(self._paused.values(), key=self._order):
                 if not self._fits(program, self.settings.resume_ceiling):
                     break
                 self._activate(program, "resume", reason="acting")
@@ -176,12 +176,12 @@ class Scheduler:
             self._resume_waiting()
 
     def _resume_waiting(self) -> None:
-        ceiling = self.settings.resume_ceiling
-        for program in self._in_order(self._waiting.values()):
-            if self._fits(program, ceiling):
+        while self._waiting:
+            program = min(self._waiting.values(), key=self._order)
+            if self._fits(program, self.settings.resume_ceiling):
                 self._activate(program, "resume", reason="fits")
             elif self._oversized(program):
-                if any(self._programs[key].turns for key in self._counted):
+                if any(other.turns for other in self._active.values()):
                     return
                 self._activate(program, "resume", reason="alone")
             elif displaced := self._room_for(program):
@@ -194,14 +194,14 @@ class Scheduler:
     def _room_for(self, program: Program) -> list[Program]:
         """Programs that acted for long enough, the longest first, whose pause lets this one fit; [] when none do."""
         latest = self._clock() - self.settings.acting_hold_s
-        acting = [other for other in map(self._programs.__getitem__, self._counted) if not other.turns]
-        left = self.used.plus(self._need(program))
+        acting = [other for other in self._active.values() if not other.turns]
+        left = self.used.plus(program.need)
         found: list[Program] = []
         for other in sorted(acting, key=lambda other: other.idle_since):
             if other.idle_since > latest:
                 break
             found.append(other)
-            left = left.less(self._counted[other.key])
+            left = left.less(other.need)
             if self.budget.share(left) <= self.settings.resume_ceiling:
                 return found
         return []
@@ -222,7 +222,7 @@ class Scheduler:
                 self._marked.clear()
             return False
         paused = False
-        by_size = sorted(map(self._programs.__getitem__, self._counted), key=self._size)
+        by_size = sorted(self._active.values(), key=self._size)
         for program in by_size:
             if self.utilisation <= target or not self._may_pause():
                 return paused
@@ -230,22 +230,20 @@ class Scheduler:
                 self._pause(program, "pressure")
                 paused = True
         left = self.used
-        for key in self._marked:
-            left = left.less(self._counted[key])
+        for program in self._marked.values():
+            left = left.less(program.need)
         unmarked = [program for program in by_size if program.active and program.key not in self._marked]
         for program in unmarked if self._waiting else unmarked[:-1]:
             if self.budget.share(left) <= target:
                 break
             self._marked[program.key] = program
-            left = left.less(self._counted[program.key])
+            left = left.less(program.need)
             self._decide(program, "mark")
         return paused
 
-    def _in_order(self, programs: Iterable[Program]) -> list[Program]:
-        def order(program: Program) -> tuple[bool, bool, float, float]:
-            return self._oversized(program), program.held == 0, self._size(program), program.paused_since or 0.0
-
-        return sorted(programs, key=order)
+    def _order(self, program: Program) -> tuple[bool, bool, float, float]:
+        """Who is resumed first; see the module's docstring."""
+        return self._oversized(program), program.held == 0, self._size(program), program.paused_since or 0.0
 
     # Bookkeeping
 
@@ -259,27 +257,29 @@ class Scheduler:
         return Need(blocks, settings.snapshots_per_session)
 
     def _size(self, program: Program) -> float:
-        return self.budget.share(self._need(program))
+        return self.budget.share(program.need)
 
     def _fits(self, program: Program, ceiling: float) -> bool:
-        return self.budget.share(self.used.plus(self._need(program))) <= ceiling
+        return self.budget.share(self.used.plus(program.need)) <= ceiling
 
     def _oversized(self, program: Program) -> bool:
         return self._size(program) > self.settings.resume_ceiling
 
     def _may_pause(self) -> bool:
-        return len(self._counted) > 1 or bool(self._waiting)
+        return len(self._active) > 1 or bool(self._waiting)
 
     def _recount(self, program: Program) -> None:
         need = self._need(program)
-        self.used = self.used.less(self._counted.get(program.key, NOTHING)).plus(need)
-        self._counted[program.key] = need
+        if program.active:
+            self.used = self.used.less(program.need).plus(need)
+        program.need = need
 
     def _activate(self, program: Program, action: Action, *, reason: str) -> None:
         del self._paused[program.key]
         self._waiting.pop(program.key, None)
         program.paused_since = None
-        self._recount(program)
+        self._active[program.key] = program
+        self.used = self.used.plus(program.need)
         for turn in program.turns:
             self._run(program, turn, boost=0 if action == "admit" else self.settings.resume_priority_boost)
         self._decide(program, action, reason=reason)
@@ -293,16 +293,18 @@ class Scheduler:
 
     def _pause(self, program: Program, reason: str) -> None:
         assert not program.turns, "a turn that runs is never stopped"
-        self.used = self.used.less(self._counted.pop(program.key))
+        del self._active[program.key]
+        self.used = self.used.less(program.need)
         program.paused_since = self._clock()
         self._paused[program.key] = program
         self._decide(program, "pause", reason=reason)
 
     def _forget(self, program: Program, reason: str) -> None:
         del self._programs[program.key]
-        for where in (self._paused, self._waiting, self._marked):
+        for where in (self._active, self._paused, self._waiting, self._marked):
             where.pop(program.key, None)
-        self.used = self.used.less(self._counted.pop(program.key, NOTHING))
+        if program.active:
+            self.used = self.used.less(program.need)
         self._decide(program, "forget", reason=reason)
 
     def _limit(self) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edgellm.server.admission.budget import NOTHING, Need
+
 Phase = Literal["reasoning", "acting", "paused", "waiting"]
 Action = Literal["admit", "queue", "resume", "force", "pause", "mark", "unmark", "demote", "forget", "leave"]
 Detail = float | int | str | bool
@@ -53,6 +55,7 @@ class Turn:
 class Program:
     """Attributes:
     turns: in flight; those of an active program run, those of a paused one wait.
+    need: what it takes of the cache, used or not.
     held: tokens that its last turns left in the cache.
     peak: most tokens of the turns that ended since it last had none.
     idle_since: the end of its last turn.
@@ -66,6 +69,7 @@ class Program:
     paused_since: float | None
     turns: list[Turn] = field(default_factory=list)
     steps: int = 0
+    need: Need = NOTHING
     held: int = 0
     peak: int = 0
     demoted_until: float = 0.0
