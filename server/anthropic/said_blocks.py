@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -117,4 +118,13 @@ def _input(arguments: str) -> dict[str, Any]:
         found = from_json(arguments, allow_partial=True, allow_inf_nan=False)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return _finite(found) if isinstance(found, dict) else {}
+
+
+def _finite(value: Any) -> Any:
+    """With numbers beyond double range as the largest there is: JSON has no infinity."""
+    if isinstance(value, float):
+        return max(-sys.float_info.max, min(value, sys.float_info.max))
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value
