@@ -35,7 +35,6 @@ RESPONSE: Final = Parameters(
         "to tools that are not offered; message.output_text.logprobs is refused",
         "metadata": "up to 16 texts, given back; session_id and parent_session_id are added if the client named them",
         "truncation": "only disabled: a conversation that is too long is an error",
-        "stream_options": "include_obfuscation has no effect",
     },
     refused={
         **{name: reason for name, reason in CHAT.refused.items() if name not in ("function_call", "functions")},
@@ -56,6 +55,7 @@ RESPONSE: Final = Parameters(
         "background_options": "there are no background responses",
         "client_metadata": "a note of the client's; nothing depends on it",
         "image": "the model reads text",
+        "stream_options": "no padding is sent; use TLS and trust the network, or neither",
         "user": "names the end user; nothing depends on it",
     },
 )

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
 
 _MAX_METADATA: Final = 16
+_REPEATED: Final = ("prompt_cache_key", "safety_identifier", "user")  # without effect
 _SUMMARIES: Final = ("auto", "concise", "detailed")
 
 
@@ -222,9 +223,8 @@ def _head(
         "metadata": {**caller.metadata, **_metadata(fields)},
         "parallel_tool_calls": True if several is None else several,
         "previous_response_id": fields.string("previous_response_id"),
-        "prompt_cache_key": fields.string("prompt_cache_key"),
+        **{name: value if isinstance(value := fields.data.get(name), str) else None for name in _REPEATED},
         "reasoning": _reasoning(fields),
-        "safety_identifier": fields.string("safety_identifier"),
         "service_tier": "default",
         "store": True if store is None else store,
         "temperature": sampling.temperature,
@@ -234,7 +234,6 @@ def _head(
         "top_logprobs": 0,
         "top_p": sampling.top_p,
         "truncation": "disabled",
-        "user": fields.string("user"),
     }
 
 

@@ -174,5 +174,4 @@ def _types(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
         "include": nullable("array", items=TEXT),
         "metadata": nullable("object", additionalProperties=TEXT, maxProperties=16),
         "truncation": {"enum": ["disabled", None]},
-        "stream_options": OPEN,
     }

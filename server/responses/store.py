@@ -106,7 +106,7 @@ class Store:
             raise ConfigError(f"responses_store: {path} cannot be used: {error}") from None
 
     @property
-    def bytes(self) -> int:
+    def size(self) -> int:
         """What is written now."""
         with self._lock:
             return self._size()
