@@ -142,7 +142,7 @@ def test_keys(start: Any) -> None:
 
 
 def test_a_stream_that_breaks_raises(start: Any, script: Any) -> None:
-    running = start(script(reply=LONG, fail_in=20))
+    running = start(script(reply=LONG, fail_in=20, decode_step_s=0.02))
     with (
         anthropic.Anthropic(**options(running)) as made,
         pytest.raises(anthropic.APIError),

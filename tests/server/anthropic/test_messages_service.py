@@ -147,7 +147,7 @@ def test_no_done_behind_the_last_event(running: Any) -> None:
 
 
 def test_a_fault_in_the_middle_is_an_error_event(start: Any, script: Any) -> None:
-    running = start(script(reply=LONG, fail_in=20))
+    running = start(script(reply=LONG, fail_in=20, decode_step_s=0.02))
     with connect(running, {"stream": True, "max_tokens": 1000}, "/v1/messages") as sock:
         data = read_all(sock)
     *_, last = data.split(b"event: ")
