@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from .script import BEFORE, FILE
-from .serving import MODEL
+from .serving import CONTEXT, MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,15 +120,40 @@ def _claude(place: Place) -> dict[str, str]:
 def _codex(place: Place, text: str, again: bool) -> list[str]:
     provider = f'{{name="local",base_url="{place.server}/v1",wire_api="responses",env_key="LOCAL_KEY"}}'
     return [
-        *(
-            "exec",
-            *(("resume", "--last") if again else ()),
-            "--skip-git-repo-check",
-            "--dangerously-bypass-approvals-and-sandbox",
-        ),
+        *("exec", *(("resume", "--last") if again else ())),
+        *("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"),
         *("-c", f"model_providers.local={provider}", "-c", "model_provider=local", "-c", 'web_search="disabled"'),
         *("-m", MODEL, text),
     ]
+
+
+def _codex_with_catalog(place: Place, text: str, again: bool) -> list[str]:
+    command, *rest = _codex(place, text, again)
+    return [command, "-c", f'model_catalog_json="{place.home / "catalog.json"}"', *rest]
+
+
+def _codex_catalog(place: Place) -> None:
+    """What Codex knows of a model by its name; without an entry it falls back to a profile without `apply_patch`."""
+    model = {
+        "slug": MODEL,
+        "display_name": MODEL,
+        "description": "A local model.",
+        "default_reasoning_level": "medium",
+        "supported_reasoning_levels": [{"effort": "medium", "description": "The usual."}],
+        "shell_type": "shell_command",
+        "visibility": "list",
+        "supported_in_api": True,
+        "priority": 1,
+        "base_instructions": "You are a coding agent.",
+        "supports_reasoning_summaries": True,
+        "support_verbosity": False,
+        "apply_patch_tool_type": "freeform",
+        "truncation_policy": {"mode": "tokens", "limit": 10_000},
+        "supports_parallel_tool_calls": True,
+        "context_window": CONTEXT,
+        "experimental_supported_tools": [],
+    }
+    (place.home / "catalog.json").write_text(json.dumps({"models": [model]}))
 
 
 def _opencode_settings(place: Place) -> None:
@@ -175,7 +200,20 @@ CLIENTS: Final = {
             arguments=_codex,
             environment=lambda _: {"LOCAL_KEY": "none"},
             prepare=_nothing,
-            edits=lambda tool, arguments: tool == "apply_patch" or arguments.startswith('{"cmd":"apply_patch '),
+            edits=lambda tool, arguments: (
+                tool == "exec_command" and "apply_patch" in arguments
+            ),  # it sees to that itself
+            session_header="thread-id",
+        ),
+        Client(
+            name="codex-catalog",
+            package="@openai/codex",
+            version="0.171.0",
+            binary="codex",
+            arguments=_codex_with_catalog,
+            environment=lambda _: {"LOCAL_KEY": "none"},
+            prepare=_codex_catalog,
+            edits=lambda tool, _: tool == "apply_patch",
             session_header="thread-id",
         ),
         Client(

@@ -42,16 +42,17 @@ _STRUCTURE: Final = frozenset(
             "verbosity",
         ),
         *("ttl", "keep", "include", "prompt_cache_key", "service_tier", "betas", "scope", "edits", "signature"),
-        "display",
+        *("display", "request_kind", "thread_source", "turn_trigger", "history_initialization", "sandbox_mode"),
     }
 )
 _OWN_TEXT: Final = ("thinking", "arguments", "input", "reasoning_content")  # our model's, come back
 _IDS: Final = (
-    re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b"),
-    re.compile(r"\bses_[0-9A-Za-z]{10,}\b"),
-    re.compile(r"\b(?:call|toolu|msg|rs|fc|resp|req)_[0-9A-Za-z]{8,}\b"),
+    re.compile(r"(?<![0-9a-f])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])"),
+    re.compile(r"\b[a-z]{2,6}_(?=[A-Za-z]*\d)[0-9A-Za-z]{16,}\b(?!-)"),
     re.compile(r"\b[0-9a-f]{32,64}\b"),
 )
+_SOME_TIME: Final = 1_767_225_600_000  # milliseconds
+_TIMES: Final = range(1_600_000_000_000, 4_000_000_000_000)  # numbers that tell when it was recorded
 _BILLING: Final = re.compile(r"(cc_version=[\d.]+\.)[0-9a-f]+|(cch=)[0-9a-f]+")
 _TAG: Final = re.compile(r"\s*</?[A-Za-z_][\w-]*>\s*")
 _KEPT_HEADERS: Final = re.compile(
@@ -91,7 +92,7 @@ class Redactor:
         if isinstance(value, list):
             return [self._value(key, item) for item in value]
         if not isinstance(value, str):
-            return value
+            return _SOME_TIME if type(value) is int and value in _TIMES else value
         if key == "definition":
             return _GRAMMAR
         if value.startswith("x-anthropic-billing-header:"):
@@ -154,15 +155,25 @@ def _is_json(text: str) -> bool:
 
 
 def write_fixture(client: Client, exchanges: Sequence[Exchange], place: Place) -> None:
-    """`fixtures/NAME.json.gz`, and its index beside it for readers."""
+    """`fixtures/NAME.json.gz`, and beside it an index for readers: of each request what differs from the last."""
     redactor = Redactor(place)
     requests = [redactor.request(exchange) for exchange in exchanges]
     FIXTURES.mkdir(exist_ok=True)
     fixture = {"agent": client.name, "version": client.version, "requests": requests}
     packed = gzip.compress(json.dumps(fixture, ensure_ascii=False).encode(), mtime=0)
     (FIXTURES / f"{client.name}.json.gz").write_bytes(packed)
-    index = {"agent": client.name, "version": client.version, "requests": [_entry(one) for one in requests]}
+    index = {"agent": client.name, "version": client.version, "requests": _changes([_entry(one) for one in requests])}
     (FIXTURES / f"{client.name}.index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n")
+
+
+def _changes(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each entry what differs from the one before, so that a reader sees what is new."""
+    before: Mapping[str, Any] = {}
+    found = []
+    for entry in entries:
+        found.append({key: value for key, value in entry.items() if key == "request" or before.get(key) != value})
+        before = entry
+    return found
 
 
 def read_fixture(name: str) -> list[dict[str, Any]]:
@@ -200,4 +211,6 @@ def _tool(tool: Mapping[str, Any]) -> str:
     function = tool.get("function", tool)
     schema = function.get("parameters") or function.get("input_schema") or {}
     kind = tool.get("type", "function")
+    if "tools" in tool:
+        return f"{kind} {tool['name']}: {', '.join(map(_tool, tool['tools']))}"
     return f"{kind} {function.get('name', '')}({', '.join(schema.get('properties', {}))})"

@@ -34,7 +34,7 @@ def install(clients: list[Client]) -> None:
     Raises:
         SystemExit: there is no npm, or it failed.
     """
-    missing = [f"{c.package}@{c.version}" for c in clients if installed_version(c) != c.version]
+    missing = sorted({f"{c.package}@{c.version}" for c in clients if installed_version(c) != c.version})
     if not missing:
         return
     npm = shutil.which("npm")

@@ -40,6 +40,10 @@ def replay(request: pytest.FixtureRequest) -> Replay:
     return client, exchanges, examine(client, exchanges)
 
 
+def test_every_agent_is_recorded() -> None:
+    assert {client.name for client in RECORDED} == CLIENTS.keys()
+
+
 def test_requests_are_answered_in_form_and_sessions_and_prefixes_are_known(replay: Replay) -> None:
     _, _, report = replay
     assert report.problems == ()
