@@ -149,6 +149,7 @@ class EventStream(Response):
                 log.warning("a reader of KV events was too slow and is dropped")
                 if (abort := scope["state"].get(ABORT)) is not None:
                     abort()  # closing would wait until the reader takes what is buffered
+                    await asyncio.sleep(0)  # the connection is lost before the answer is taken for incomplete
             finally:
                 self._writing.close()
                 watcher.cancel()

@@ -159,7 +159,7 @@ class VllmReader:
             else:
                 getattr(self, tag)(*event[1:])
 
-    def BlockStored(  # noqa: N802 the wire's name
+    def BlockStored(
         self,
         block_hashes: list[int],
         parent_block_hash: int | None,
@@ -179,13 +179,13 @@ class VllmReader:
             self.blocks[hash] = (parent_block_hash, tuple(token_ids[at * block_size : (at + 1) * block_size]))
             parent_block_hash = hash
 
-    def BlockRemoved(self, block_hashes: list[int], medium: str) -> None:  # noqa: N802
+    def BlockRemoved(self, block_hashes: list[int], medium: str) -> None:
         assert medium == "GPU"
         assert block_hashes
         for hash in block_hashes:
             del self.blocks[hash]
 
-    def AllBlocksCleared(self) -> None:  # noqa: N802
+    def AllBlocksCleared(self) -> None:
         self.blocks.clear()
 
     def full(self) -> set[tuple[int, int | None, tuple[int, ...], int]]:

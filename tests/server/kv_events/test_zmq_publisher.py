@@ -132,7 +132,7 @@ def test_what_is_told_is_what_is_cached(
 
 @pytest.mark.parametrize("form", FORMS)
 def test_live_messages(setting, vllm_reader, form: str) -> None:
-    talk, publisher, client = setting(form, topic="kv@box", before=range(9))
+    talk, _, client = setting(form, topic="kv@box", before=range(9))
     reader = vllm_reader()
     (first,) = client.ask(0)
     reader.feed(*first)
