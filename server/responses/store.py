@@ -177,7 +177,7 @@ class Store:
             with self._lock, self._db:
                 with self._waiting_lock:
                     wanted = stored.id in self._waiting  # not deleted meanwhile
-                if wanted and size <= self._max_bytes:
+                if wanted and size <= self._max_bytes and self._has(stored.previous):
                     now = self._clock()
                     row = (stored.id, stored.owner, stored.previous, now, size, content)
                     self._db.execute(_INSERT, row)
@@ -190,6 +190,11 @@ class Store:
         finally:
             with self._waiting_lock:
                 self._waiting.pop(stored.id, None)
+
+    def _has(self, response_id: str | None) -> bool:
+        """Whether a conversation can go on there; what it continues may have gone while the answer was made."""
+        query = "SELECT 1 FROM response WHERE id = ?"
+        return response_id is None or self._db.execute(query, (response_id,)).fetchone() is not None
 
     def _touch(self, response_id: str) -> None:
         try:

@@ -219,14 +219,15 @@ def test_a_limit_makes_it_incomplete(running: Any) -> None:
 
 def test_a_fault_in_the_middle_is_a_failed_response(start: Any, script: Any) -> None:
     running = start(script(reply="word " * 200, decode_step_s=0.001, fail_in=40))
-    found = []
-    with (
-        pytest.raises(httpx.RemoteProtocolError),
-        running.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as answer,
-    ):
-        for line in answer.iter_lines():
-            if line.startswith("data: "):
-                found.append(json.loads(line.removeprefix("data: ")))
+    found: list[Any] = []
+
+    def read() -> None:
+        with running.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as answer:
+            lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+            found.extend(json.loads(line.removeprefix("data: ")) for line in lines)
+
+    with pytest.raises(httpx.RemoteProtocolError):
+        read()
     *_, last = found
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     assert last["type"] == "response.failed"
