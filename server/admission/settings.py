@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 from edgellm.errors import ConfigError
 
@@ -61,6 +63,25 @@ class AdmissionSettings:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: must be at least 1, got {getattr(self, name)}")
+
+    @classmethod
+    def of(cls, given: Sequence[str]) -> AdmissionSettings:
+        """From texts like ``pause_threshold=0.9``.
+
+        Raises:
+            ConfigError: there is no such setting, or its value is out of range.
+        """
+        kinds = {item.name: item.type for item in fields(cls)}
+        values: dict[str, Any] = {}
+        for text in given:
+            name, _, value = text.partition("=")
+            if name not in kinds:
+                raise ConfigError(f"admission_set: {name!r} is no setting; there are {', '.join(kinds)}")
+            try:
+                values[name] = int(value) if kinds[name] == "int" else float(value)
+            except ValueError:
+                raise ConfigError(f"{name}: must be a number, got {value!r}") from None
+        return cls(**values)
 
     @property
     def resume_ceiling(self) -> float:
