@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from edgellm.runtime.types import Timing
 from edgellm.server.sessions.identity import Identity
 from edgellm.server.tracing.agentic import agentic_rows
 from edgellm.server.tracing.mooncake import mooncake_rows
@@ -40,6 +41,13 @@ def test_rows_have_the_fields_of_the_format(turn: MakeTurn, write: Write) -> Non
          "delay": 1040.0},
         {"timestamp": 2500, "input_length": 8, "output_length": 21, "hash_ids": [5], "session_id": "s", "delay": 0.0},
     ]  # fmt: skip
+
+
+def test_a_delay_counts_from_the_end_of_all_earlier_turns(turn: MakeTurn, write: Write) -> None:
+    long = Timing(0.0, 0.1, 5.0)
+    turns = [turn(timing=long, held_s=0.0)] + [turn(received_unix_ms=START_MS + at) for at in (1000, 5500)]
+    rows, _ = mooncake_rows(sessions_from(write, turns))
+    assert [row.get("delay") for row in rows] == [None, 0.0, 500.0]
 
 
 def test_equal_ids_are_equal_prefixes(agents: Agents, write: Write) -> None:
@@ -98,6 +106,7 @@ def test_a_parent_waits_for_its_sub_agents(turn: MakeTurn, write: Write) -> None
         return turn(request_id=f"{name}@{ms}", identity=Identity(name, parent), received_unix_ms=START_MS + ms)
 
     turns = [at("p", None, 0), at("c", "p", 1000), at("d", "p", 1100), at("p", None, 2500), at("e", "p", 2600)]
+    turns.append(at("p", None, 3500))  # e still runs
     (_, *rows), _ = agentic_rows(sessions_from(write, turns))
     needs = {
         row["request_id"]: [(n["request_id"], n["relation"], n["trigger"], n["delay_ms"]) for n in row["dependencies"]]
@@ -113,6 +122,7 @@ def test_a_parent_waits_for_its_sub_agents(turn: MakeTurn, write: Write) -> None
             ("d@1100", "join", "completion", 450),
         ],
         "e@2600": [("p@2500", "spawn", "dispatch", 100)],
+        "p@3500": [("p@2500", "sequence", "completion", 50)],
     }
 
 

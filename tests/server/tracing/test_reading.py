@@ -86,11 +86,13 @@ def test_a_file_cut_anywhere_gives_its_whole_lines(tmp_path: Path, turn: MakeTur
     lines = data.splitlines(keepends=True)
     whole = b"".join(gzip.compress(line) for line in lines) if zipped else data
     path = tmp_path / "cut"
-    for size in range(0, len(whole), 7):
+    ends = [sum(len(gzip.compress(line)) if zipped else len(line) for line in lines[:at]) for at in (1, 2, 3)]
+    for size in sorted({*range(0, len(whole), 7), *ends}):
         path.write_bytes(whole[:size])
         found = read_traces([path])
         names = [request.request_id for request in found.requests]
         assert names == ["0", "1", "2"][: len(names)]
+        assert len(names) >= sum(end <= size for end in ends)
         text = data[:size]
         if not zipped:
             assert len(names) in (text.count(b"\n"), text.count(b"\n") + 1)
