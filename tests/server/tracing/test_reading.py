@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgellm.runtime.types import Timing
 from edgellm.server.sessions.identity import Identity
 from edgellm.server.tracing.reading import TraceError, read_traces
 from edgellm.server.tracing.records import prompt_hashes
@@ -191,3 +192,10 @@ def test_gaps_tell_tools_from_the_user_and_leave_out_overlaps(turn: MakeTurn, wr
         ("tools", 1450, 2000),
         ("user", 2950, 4000),
     ]
+
+
+def test_a_gap_begins_where_the_longest_of_the_earlier_turns_ends(turn: MakeTurn, write: Write) -> None:
+    turns = [turn(timing=Timing(0.0, 0.1, 5.0), held_s=0.0)]
+    turns += [turn(received_unix_ms=START_MS + at) for at in (1000, 3000, 6000)]
+    (session,) = sessions_of(read_traces([write(turns)]).requests)
+    assert [(gap.start_ms - START_MS, gap.end_ms - START_MS) for gap in session.gaps()] == [(5000, 6000)]
