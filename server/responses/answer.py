@@ -58,9 +58,7 @@ class ResponseAnswer:
         self._completed_at: int | None = None
         self._cancelled = False
         self._generations: Generations | None = None
-        self._events = len(
-            _OPENING
-        )  # which may go out behind the first output that is read
+        self._events = len(_OPENING)  # which may go out behind the first output that is read
 
     @property
     def usage(self) -> Usage | None:

@@ -61,13 +61,16 @@ RESPONSE: Final = Parameters(
 )
 
 TOOL_REFUSED: Final = {
-    "web_search": 'not offered by this server; in Codex set web_search="disabled"',
-    "web_search_preview": 'not offered by this server; in Codex set web_search="disabled"',
+    **dict.fromkeys(
+        ("web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11"),
+        'not offered by this server; in Codex set web_search="disabled"',
+    ),
     "local_shell": 'not offered by this server; declare a function, in Codex shell_type = "unified_exec" of the model',
     "shell": "not offered by this server; declare a function",
     "apply_patch": "not offered by this server; declare a custom tool",
     "tool_search": "tools are not searched for on this server; in Codex supports_search_tool = false of the model",
     "image_generation": "not offered by this server; in Codex features.image_generation = false",
+    "programmatic_tool_calling": "not offered by this server",
     "file_search": "not offered by this server",
     "code_interpreter": "not offered by this server",
     "computer_use_preview": "not offered by this server",
