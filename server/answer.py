@@ -71,6 +71,7 @@ class Job:
         requests: one per choice.
         surface, trigger: see `turns.TurnRecord`.
         preamble: one was removed.
+        expected_output: tokens that the answer is expected to have; 0: unknown.
         began: hears of the generations once they are in the engine.
     """
 
@@ -80,6 +81,7 @@ class Job:
     surface: str
     trigger: Trigger = "other"
     preamble: bool = False
+    expected_output: int = 0
     began: Callable[[Generations], None] | None = None
 
 

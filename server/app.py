@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,12 +60,13 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="edgellm-prompt")
     metrics = Metrics(llm.engine.stats)
     load = Load(settings.max_in_flight)
-    services = Services(llm, settings)
+    services = Services(llm, settings, load)
     shelf = services.shelf
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        yield
+        async with services.admission.running() if services.admission is not None else nullcontext():
+            yield
         workers.shutdown(wait=False, cancel_futures=True)
         services.close()
 
@@ -77,7 +78,15 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     add_models(app, settings, llm.info.max_tokens)
     add_health(app, llm, metrics, load, settings.retry_after_s)
 
-    desk = Desk(settings.model, lambda request: llm.engine.submit(request), lambda: llm.engine.stats().queued, metrics)
+    desk = Desk(
+        settings.model,
+        lambda request: llm.engine.submit(request),
+        lambda: llm.engine.stats().queued,
+        metrics,
+        admission=services.admission,
+    )
+    if services.admission is not None:
+        metrics.watch("admission", "Admission", services.admission.stats)
     app.state.desk = desk
     desk.observers.append(shelf.ended)
     if services.trace is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from edgellm.cli_options import BundleArg, ContextOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
 from edgellm.text.dialects import DIALECTS
+
+if TYPE_CHECKING:
+    from edgellm.server.kv_events.vllm import Form
 
 _DIALECTS = ", ".join(DIALECTS)
 _API_KEY = "Require this key, as a bearer token or x-api-key; may be repeated. Also from $EDGELLM_API_KEY(S)."
@@ -73,6 +76,19 @@ def serve(
         str | None, typer.Option(help="Where missed KV events can be asked for, e.g. tcp://127.0.0.1:5558.")
     ] = None,
     kv_events_topic: Annotated[str, typer.Option(help="First frame of each message.")] = "",
+    kv_events_form: Annotated[str, typer.Option(help="array (vLLM up to 0.22) | map (later ones)")] = "array",
+    admission: Annotated[
+        bool, typer.Option(help="Sessions that do not fit the cache together take turns; see docs/admission.md.")
+    ] = False,
+    admission_set: Annotated[
+        list[str] | None, typer.Option(help="A setting of admission, e.g. pause_threshold=0.9; may be repeated.")
+    ] = None,
+    offload_bytes: Annotated[
+        int, typer.Option(min=0, help="Bytes of a second tier, where paused sessions keep their state (0: none).")
+    ] = 0,
+    offload_dir: Annotated[
+        Path | None, typer.Option(help="Keep the second tier in files here (default: in host memory).")
+    ] = None,
     context: ContextOpt = None,
     slots: SlotsOpt = 4,
     threads: ThreadsOpt = None,
@@ -88,6 +104,7 @@ def serve(
     """Serve the OpenAI-compatible endpoint."""
     from edgellm.errors import ConfigError
     from edgellm.runtime.llm import LLM
+    from edgellm.server.admission.settings import AdmissionSettings
     from edgellm.server.keys import gather_keys
     from edgellm.server.kv_events.zmq_publisher import ZmqSettings
     from edgellm.server.preamble import BILLING_HEADER, Preambles
@@ -95,6 +112,8 @@ def serve(
     from edgellm.server.settings import ServerSettings
     from edgellm.server.tracing.settings import trace_settings
 
+    if admission_set and not admission:
+        raise ConfigError("admission_set: needs --admission")
     if kv_events_replay is not None and kv_events_zmq is None:
         raise ConfigError("kv_events_replay: needs kv_events_zmq")
     if sampling not in ("model", "openai"):
@@ -117,8 +136,11 @@ def serve(
         reasoning_dispatch=reasoning_dispatch,
         kv_events_zmq=None
         if kv_events_zmq is None
-        else ZmqSettings(kv_events_zmq, replay_endpoint=kv_events_replay, topic=kv_events_topic),
+        else ZmqSettings(
+            kv_events_zmq, replay_endpoint=kv_events_replay, topic=kv_events_topic, form=cast("Form", kv_events_form)
+        ),
         request_trace=trace_settings(os.environ),
+        admission=AdmissionSettings.of(admission_set or ()) if admission else None,
         responses_store=responses_store,
         responses_store_bytes=responses_store_bytes,
     )
@@ -133,6 +155,8 @@ def serve(
         cache_bytes=0 if no_cache else cache_bytes,
         snapshot_bytes=0 if no_cache else snapshot_bytes,
         cache_dir=cache_dir,
+        offload_bytes=offload_bytes,
+        offload_dir=offload_dir,
     ) as llm:
         if sampling == "model":
             settings = replace(settings, sampling=replace(settings.sampling, **llm.recommended_sampling))

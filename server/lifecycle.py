@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgellm.runtime.generation import Generation
 from edgellm.runtime.types import Output, Request
+from edgellm.server.admission.gate import Admission, Pass
 from edgellm.server.answer import Job
 from edgellm.server.caller import Caller
 from edgellm.server.generations import Generations
@@ -30,6 +31,7 @@ class Desk:
         submit: gives a request to the engine.
         queued: requests that wait for a slot now.
         observers: hear of every request that ended.
+        admission: lets requests in; None: the engine's queue is the only one.
     """
 
     model: str
@@ -37,6 +39,7 @@ class Desk:
     queued: Callable[[], int]
     metrics: Metrics
     observers: list[TurnObserver] = field(default_factory=list)
+    admission: Admission | None = None
 
 
 class Lifecycle:
@@ -54,15 +57,39 @@ class Lifecycle:
         self._x_request_id = x_request_id
         self._received_ms = _unix_ms()
         self._queue_depth = 0
+        self._pass: Pass | None = None
+        self._answer: list[int] = []  # tokens of the first generation, for admission
 
     async def begin(self) -> Generations:
+        requests: Sequence[Request] = self._job.requests
+        if self._desk.admission is not None:
+            requests = await self._admitted(self._desk.admission, requests)
         self._queue_depth = self._desk.queued()
-        generations = Generations.submit(self._desk.submit, self._job.requests)
+        generations = Generations.submit(self._desk.submit, requests)
         if self._job.began is not None:
             self._job.began(generations)
         return generations
 
+    async def _admitted(self, admission: Admission, requests: Sequence[Request]) -> Sequence[Request]:
+        first = requests[0]
+        self._pass = admitted = await admission.enter(
+            self._caller.identity,
+            first.prompt,
+            salt=first.cache.salt,
+            expected_output=self._job.expected_output,
+            deadline_s=first.deadline_s,
+        )
+        left = None if first.deadline_s is None else max(first.deadline_s - admitted.held_s, 0.001)
+        return [replace(each, priority=each.priority + admitted.priority, deadline_s=left) for each in requests]
+
+    def saw(self, index: int, output: Output) -> None:
+        if self._pass is not None and index == 0:
+            self._answer += output.token_ids
+            self._pass.progressed(len(self._answer))
+
     def end(self, outcome: str, finals: Mapping[int, Output]) -> None:
+        if self._pass is not None:
+            self._pass.done(self._answer)
         answer = self._job.answer
         for index in range(len(self._job.requests)):
             empty = outcome == "ok" and answer.empty(index)
@@ -88,6 +115,8 @@ class Lifecycle:
             usage=self._job.answer.usage,
             timing=first.timing,
             tool_calls=self._job.answer.tool_calls(),
+            held_s=0.0 if self._pass is None else self._pass.held_s,
+            paused=self._pass is not None and self._pass.paused,
             queue_depth=self._queue_depth,
             choices=len(self._job.requests),
         )

@@ -51,7 +51,11 @@ class Metrics:
         self._tpot = histogram("time_per_output_token_seconds", "Per token after the first", _TPOT_BUCKETS)
         self._queue = histogram("queue_seconds", "From submission to the start of prefill", _TTFT_BUCKETS)
         self._length = histogram("accepted_length", "Mean tokens per verify step of a request", _LENGTH_BUCKETS)
-        self.registry.register(_EngineState(state))
+        self.watch("engine", "Engine state", state)
+
+    def watch(self, name: str, text: str, state: Callable[[], DataclassInstance]) -> None:
+        """Show the numbers of `state()` whenever metrics are scraped, as ``edgellm_<name>_<field>``."""
+        self.registry.register(_State(name, text, state))
 
     def finished(self, outcome: str, final: Output | None, *, empty: bool) -> None:
         """Count one generation; `final` is its last output, None when it never came."""
@@ -84,19 +88,32 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _EngineState(Collector):
-    def __init__(self, state: Callable[[], DataclassInstance]) -> None:
+class _State(Collector):
+    """Numbers of a statistics object. A mapping called ``…_by_priority`` is one metric with a label."""
+
+    def __init__(self, name: str, text: str, state: Callable[[], DataclassInstance]) -> None:
+        self._name = name
+        self._text = text
         self._state = state
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        for name, value in _numbers(asdict(self._state()), ""):
-            yield GaugeMetricFamily(f"edgellm_engine_{name}", f"Engine state: {name.replace('_', ' ')}", value)
+        for path, value in _values(asdict(self._state()), ""):
+            name, text = f"edgellm_{self._name}_{path}", f"{self._text}: {path.replace('_', ' ')}"
+            if isinstance(value, Mapping):
+                family = GaugeMetricFamily(name, text, labels=("priority",))
+                for priority, each in value.items():
+                    family.add_metric((priority,), float(each))
+                yield family
+            else:
+                yield GaugeMetricFamily(name, text, value)
 
 
-def _numbers(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    """Every number of a nested statistics object, under its joined field names."""
+def _values(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float | Mapping[str, float]]]:
+    """Every number of a nested statistics object, under its joined field names, and the mappings by priority."""
     for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}_")
+        if isinstance(value, Mapping) and name.endswith("_by_priority"):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, Mapping):
+            yield from _values(value, f"{prefix}{name}_")
         elif isinstance(value, (int, float)):
             yield f"{prefix}{name}", float(value)

@@ -1,13 +1,21 @@
 """What runs beside the routes for as long as the application does: the store of responses, followers of the cache, the
-request trace. Made with the application, closed with it.
+request trace, admission. Made with the application, closed with it.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+from edgellm.server.admission.budget import Budget
+from edgellm.server.admission.gate import Admission
+from edgellm.server.admission.policy import Scheduler
+from edgellm.server.admission.program import Decision
+from edgellm.server.admission.settings import AdmissionSettings
+from edgellm.server.admission.tier import EngineTier
 from edgellm.server.kv_events.mirror import KvMirror
 from edgellm.server.kv_events.zmq_publisher import ZmqPublisher
+from edgellm.server.load import Load
 from edgellm.server.responses.shelf import Shelf
 from edgellm.server.responses.store import Store
 from edgellm.server.settings import ServerSettings
@@ -22,12 +30,13 @@ class Services:
         shelf: responses that were kept or run.
         mirror: of the prefix cache.
         trace: None when requests are not traced.
+        admission: None when every request goes to the engine at once.
 
     Raises:
         ConfigError: a file cannot be made, an address cannot be bound, or an extra is not installed.
     """
 
-    def __init__(self, llm: LLM, settings: ServerSettings) -> None:
+    def __init__(self, llm: LLM, settings: ServerSettings, load: Load) -> None:
         block_tokens = llm.info.block_tokens
         self.shelf = Shelf(Store(settings.responses_store, max_bytes=settings.responses_store_bytes))
         self.mirror = KvMirror(llm.engine.cache)
@@ -38,9 +47,31 @@ class Services:
                 self._publisher = ZmqPublisher(self.mirror, settings.kv_events_zmq, block_tokens)
             if settings.request_trace is not None:
                 self.trace = RequestTrace(settings.request_trace, block_tokens)
+            self.admission = None if settings.admission is None else self._admission(llm, settings.admission, load)
         except BaseException:
             self.close()
             raise
+
+    def _admission(self, llm: LLM, settings: AdmissionSettings, load: Load) -> Admission:
+        info, stats = llm.info, llm.engine.stats()
+        budget = Budget(
+            info.block_tokens,
+            info.block_bytes,
+            stats.cache.block_budget_bytes // max(info.block_bytes, 1),
+            info.snapshot_bytes,
+            stats.cache.snapshot_budget_bytes // max(info.snapshot_bytes, 1),
+        )
+        return Admission(
+            Scheduler(budget, settings, time.monotonic),
+            tier=EngineTier(llm.engine) if stats.tier.budget_bytes else None,
+            draining=lambda: load.draining,
+            observers=[self._trace_decision],
+        )
+
+    def _trace_decision(self, decision: Decision) -> None:
+        if self.trace is not None:
+            details = {"utilisation": decision.utilisation, **decision.details}
+            self.trace.admission(time.time_ns() // 1_000_000, decision.session_id, decision.action, details)
 
     def close(self) -> None:
         if self._publisher is not None:

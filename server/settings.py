@@ -9,6 +9,7 @@ from pathlib import Path
 
 from edgellm.decode.params import MAX_STOP_STRINGS, SamplingParams
 from edgellm.errors import ConfigError
+from edgellm.server.admission.settings import AdmissionSettings
 from edgellm.server.body import MAX_DEPTH
 from edgellm.server.kv_events.zmq_publisher import ZmqSettings
 from edgellm.server.logs import FORMATS
@@ -61,6 +62,7 @@ class ServerSettings:
     responses_store_bytes: int = 64 << 20
     kv_events_zmq: ZmqSettings | None = None  # also publish KV events in vLLM's wire format
     request_trace: TraceSettings | None = None  # write a line for each request
+    admission: AdmissionSettings | None = None  # sessions that do not fit the cache together take turns
     max_body_bytes: int = 8 << 20
     max_depth: int = MAX_DEPTH  # of nesting in a body
     max_messages: int = 10_000

@@ -88,6 +88,10 @@ class Course(Protocol):
         """May wait; cancelled when the client leaves meanwhile."""
         ...
 
+    def saw(self, index: int, output: Output) -> None:
+        """Called with each output as it comes."""
+        ...
+
     def end(self, outcome: str, finals: Mapping[int, Output]) -> None:
         """Called once, also when `begin` failed. `outcome`: "ok", "cancelled" or "error"."""
         ...
@@ -180,6 +184,7 @@ class GenerationResponse(Response):
         self._generations = generations = await self._course.begin()
         async with aclosing(generations.outputs()) as outputs:
             async for index, output in outputs:
+                self._course.saw(index, output)
                 self._check(index, output)
                 chunks = list(self._answer.feed(index, output))
                 await self._open(send)
@@ -195,6 +200,7 @@ class GenerationResponse(Response):
         self._generations = generations = await self._course.begin()
         async with aclosing(generations.outputs()) as outputs:
             async for index, output in outputs:
+                self._course.saw(index, output)
                 self._check(index, output)
                 for _ in self._answer.feed(index, output):
                     pass

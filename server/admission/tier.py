@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
+
+from edgellm.runtime.engine import Engine
 
 
 class Tier(Protocol):
@@ -21,19 +22,11 @@ class Tier(Protocol):
         ...
 
 
-class Transfers(Protocol):
-    """What of the engine this needs; see `edgellm.runtime.engine.Engine`."""
-
-    def offload(self, tokens: Sequence[int], *, salt: str) -> Future[object]: ...
-
-    def recall(self, tokens: Sequence[int], *, salt: str) -> Future[object]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class EngineTier:
     """Implements `Tier`."""
 
-    engine: Transfers
+    engine: Engine
 
     async def offload(self, tokens: Sequence[int], salt: str) -> None:
         await asyncio.wrap_future(self.engine.offload(tokens, salt=salt))

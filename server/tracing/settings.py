@@ -74,12 +74,13 @@ def trace_settings(environ: Mapping[str, str]) -> TraceSettings | None:
     for name in given:
         if name not in _READ and not name.startswith(_OF_OTHER_SINKS):
             raise ConfigError(f"{_PREFIX}{name}: not supported")
+    default = _RECORDS if on or path else _RECORDS - {ADMISSION}  # Dynamo's readers refuse types that they do not know
     path = path or given.get("FILE_PATH") or given.get("OUTPUT_PATH") or _PATH
     numbers = {name: _number(name, given, *limits) for name, limits in _NUMBERS.items()}
     return TraceSettings(
         path=Path(path),
         format=_format(given.get("FILE_FORMAT", ""), path if path == ours else ""),
-        records=_words("RECORDS", given, f"{REQUEST_END},tool", _RECORDS),
+        records=_words("RECORDS", given, ",".join(default), _RECORDS),
         sinks=_words("SINKS", given, "file", _SINKS),
         capacity=numbers["CAPACITY"],
         buffer_bytes=numbers["FILE_BUFFER_BYTES"],

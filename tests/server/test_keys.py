@@ -54,7 +54,8 @@ def test_every_route_but_health_needs_a_key(start: Any) -> None:
                     if method != "HEAD":
                         assert response.json()["error"]["type"] == "authentication_error"
             for headers in right:
-                assert client.request(method, path, headers=headers, content=b"{}").status_code != 401
+                with client.stream(method, path, headers=headers, content=b"{}") as answer:  # some never end
+                    assert answer.status_code != 401
     assert {"/health"} == OPEN_PATHS
 
 

@@ -31,7 +31,7 @@ def test_switched_on_with_the_defaults_of_the_reference(name: str, value: str) -
     assert trace_settings({name: value}) == TraceSettings(
         path=Path("/tmp/dynamo-request-trace"),
         format="jsonl_gz",
-        records=frozenset({"request_end", "tool"}),
+        records=frozenset({"request_end", "tool"} | ({"edgellm_admission"} if name.startswith("EDGELLM") else set())),
         sinks=frozenset({"file"}),
         capacity=1024,
         buffer_bytes=1048576,
