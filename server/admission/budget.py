@@ -6,8 +6,10 @@ What must stay true: needs are whole numbers, so that sums of many neither drift
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+from edgellm.cache import CacheStats
+from edgellm.engine.base import ExecutorInfo
 from edgellm.errors import ConfigError
 
 
@@ -42,6 +44,21 @@ class Budget:
     total_blocks: int
     snapshot_bytes: int
     total_snapshots: int
+
+    @classmethod
+    def of_cache(cls, info: ExecutorInfo, cache: CacheStats) -> Self:
+        """The budgets that an engine's cache has.
+
+        Raises:
+            ConfigError: there is no cache.
+        """
+        return cls(
+            info.block_tokens,
+            info.block_bytes,
+            cache.block_budget_bytes // max(info.block_bytes, 1),
+            info.snapshot_bytes,
+            cache.snapshot_budget_bytes // max(info.snapshot_bytes, 1),
+        )
 
     def __post_init__(self) -> None:
         for name in ("block_tokens", "total_blocks", "total_snapshots"):

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from edgellm.cache import PrefixCache
+from edgellm.engine.scripted import ScriptedExecutor
 from edgellm.errors import ConfigError
 from edgellm.server.admission.budget import Budget, Need
 from edgellm.server.admission.policy import Scheduler
@@ -452,3 +454,14 @@ def test_settings_out_of_range_are_named(name: str, value: object) -> None:
 def test_a_budget_without_a_cache_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name}: "):
         replace(BUDGET, **{name: 0})
+
+
+@pytest.mark.parametrize(("blocks", "snapshots"), [(10, 4), (10, 0), (0, 4)])
+def test_the_budget_of_an_engine(blocks: int, snapshots: int) -> None:
+    executor = ScriptedExecutor(block_tokens=64, block_bytes=1000, snapshot_bytes=300)
+    cache = PrefixCache(executor, block_budget_bytes=blocks * 1000 + 999, snapshot_budget_bytes=snapshots * 300)
+    if blocks and snapshots:
+        assert Budget.of_cache(executor.info, cache.stats()) == Budget(64, 1000, 10, 300, 4)
+    else:
+        with pytest.raises(ConfigError, match="admission needs a cache"):
+            Budget.of_cache(executor.info, cache.stats())
