@@ -213,9 +213,19 @@ def bench(
     streams: Annotated[
         int | None, typer.Option(min=1, help="Instead: what so many streams at once cost the server, without a model.")
     ] = None,
+    sessions: Annotated[
+        int | None, typer.Option(min=2, help="Instead: what so many agents prefill that need three times the cache.")
+    ] = None,
     as_json: JsonOpt = False,
 ) -> None:
     """Measure decode, prefill, tree verification, restore and host overhead against memory bandwidth."""
+    if sessions is not None:
+        from edgellm.server.measure_sessions import measure_sessions, print_sessions
+
+        with err.status("sessions take their turns"):
+            found = measure_sessions(sessions)
+        print(json.dumps(asdict(found))) if as_json else print_sessions(found, Console())
+        return
     if streams is not None:
         from edgellm.server.measure import measure_streams, print_cost
 
