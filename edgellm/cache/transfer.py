@@ -204,9 +204,7 @@ def _free(cache: PrefixCache, tier: Tier, key: TokenKey, namespace: bytes) -> in
     while (parent := node.parent) is not None and not node.nodes and not node.pins:
         copies.pop()
         base = copies[-1]
-        if pool.retained(node) or any(
-            pool.retained(snapshot) or base is None or snapshot.data not in base.snapshots for snapshot in node.carried
-        ):
+        if pool.retained(node) or any(base is None or snapshot.data not in base.snapshots for snapshot in node.carried):
             break
         pool.remove_block(node, "offloaded")
         node = parent

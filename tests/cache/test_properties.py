@@ -91,12 +91,14 @@ class CacheMachine(RuleBasedStateMachine):
         assert live.lease.length == max(usable, default=0)
         assert live.lease.matched == max(agree, default=0)
 
-    @precondition(lambda self: self.engine.free)
+    @precondition(lambda self: self.engine.free or self.live)
     @rule(seed=st.integers(0, 1 << 16))
     def life_goes_on(self, seed) -> None:
         """Requests that go on with what was said lately, or with the beginning of it; between them a transfer."""
         chance = random.Random(seed)
         for _ in range(6):
+            if self.live and (not self.engine.free or chance.random() < 0.3):
+                self.end(chance.choice(self.live))
             self.turn(chance)
             if self.transfer is None:
                 tokens = chance.choice(self.history[-4:])
@@ -110,6 +112,14 @@ class CacheMachine(RuleBasedStateMachine):
         prompt = base[: chance.choice((len(base), chance.randint(0, len(base))))]
         prompt += tuple(chance.randrange(3) for _ in range(chance.randint(1, 6)))
         answer = tuple(chance.randrange(3) for _ in range(chance.randint(0, 4)))
+        if len(self.engine.free) > 1 and chance.random() < 0.3:
+            live = self.engine.start(prompt)
+            live.restore(every=chance.randint(0, 4))
+            self.live.append(live)
+            while chance.random() < 0.7 and live.step():
+                pass
+            self.history.append(prompt)
+            return
         kept = TokenRange(chance.randint(0, len(prompt)), None, chance.randrange(101), chance.choice((None, 2.0)))
         self.engine.turn(
             prompt,
