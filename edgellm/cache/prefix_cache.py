@@ -191,7 +191,7 @@ class PrefixCache:
             lease.data = key.data
         now = self._clock()
         key = TokenKey.from_bytes(key[:end])
-        self._raise(lease.namespace, key, lambda start, stop: retention.over(start, stop, now))
+        self._raise(key, lease.namespace, lambda start, stop: retention.over(start, stop, now))
         return self.grow(
             lease,
             key,
@@ -214,7 +214,7 @@ class PrefixCache:
         Blocks and a snapshot that are there already are not loaded. Returns False when it does not fit.
         """
         with self.holding(namespace) as lease:
-            self._raise(namespace, key, lambda start, stop: retention)
+            self._raise(key, namespace, lambda start, stop: retention)
             return self.grow(
                 lease,
                 key,
@@ -222,6 +222,11 @@ class PrefixCache:
                 ("shared", load_snapshot),
                 lambda start, stop: retention,
             )
+
+    def keep(self, tokens: Tokens, retention: RetentionPlan, *, salt: str = "") -> None:
+        """Raise what is cached of `tokens` as `store` does, for a request that has nothing to store."""
+        now = self._clock()
+        self._raise(TokenKey(tokens), salt_digest(salt), lambda start, stop: retention.over(start, stop, now))
 
     def retain(
         self,
@@ -411,7 +416,7 @@ class PrefixCache:
         finally:
             self.release(lease)
 
-    def _raise(self, namespace: bytes, key: TokenKey, retention: Callable[[int, int], Retention]) -> None:
+    def _raise(self, key: TokenKey, namespace: bytes, retention: Callable[[int, int], Retention]) -> None:
         """Raise what is cached of `key` to what is asked now."""
         end, now = len(key), self._clock()
         node: Node | None = self.pool.roots.get(namespace)

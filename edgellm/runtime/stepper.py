@@ -173,6 +173,8 @@ class Stepper:
                 kept_lengths=sequence.retention.kept_lengths,
             )
             sequence.points = list(reversed(points))
+            if not points:
+                self._cache.keep(sequence.key, sequence.retention, salt=request.cache.salt)
 
     def _store(self, sequence: Sequence, tokens: TokenKey, kind: SnapshotKind) -> None:
         """Give the cache all committed tokens of the slot: the first `sequence.length` of `tokens`."""
