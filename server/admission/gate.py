@@ -1,8 +1,8 @@
 """Requests at the gate of admission: each enters, perhaps waits, and is done. Used on the server's event loop alone.
 
 What must stay true: whatever ends a request, its turn is finished exactly once, also when the client leaves while it
-waits; a turn that is let go starts after every offload that was decided before, and after its own state was brought
-back; a move that fails delays nobody and fails no request; a server that drains lets no turn wait.
+waits; a turn that is let go starts when the moves of state that it depends on are done (`moves`); a server that drains
+lets no turn wait.
 
 Requests of one session run beside each other (a client may ask for a title while the answer is written); they count
 into one program. A request without a session is a program of its own, which ends with it.
@@ -13,14 +13,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from array import array
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import dataclass
 from typing import Final
 
+from edgellm.server.admission.moves import Moves
 from edgellm.server.admission.policy import Scheduler
 from edgellm.server.admission.program import Action, Decision, Key, ProgramRow, Turn
 from edgellm.server.admission.tier import Tier
@@ -32,14 +31,6 @@ log = logging.getLogger("edgellm.server")
 _LOOK_S: Final = 0.25  # between ticks while turns wait
 
 DecisionObserver = Callable[[Decision], None]
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """Tokens that a session left in the cache; `number` tells whether that was before or after a turn began."""
-
-    tokens: array[int]
-    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,17 +101,6 @@ class Pass:
         self._admission._finished(self._turn, self._number, self._prompt, answer, final=self._final)
 
 
-@dataclass(slots=True)
-class _Moves:
-    """Between cache and tier: under way, and the counts of those that ended."""
-
-    offloads: set[asyncio.Task[None]] = field(default_factory=set)
-    fetches: dict[Key, asyncio.Task[None]] = field(default_factory=dict)
-    offloaded: int = 0
-    recalled: int = 0
-    failed: int = 0
-
-
 class Admission:
     """See the module's docstring.
 
@@ -141,14 +121,11 @@ class Admission:
     ) -> None:
         self.scheduler = scheduler
         self.observers = list(observers)
-        self._tier = tier
+        self._moves = None if tier is None else Moves(tier)
         self._retry_after_s = retry_after_s
         self._draining = draining
-        self._numbers = count(1)
+        self._turns = 0  # that have begun
         self._waiters: dict[Turn, asyncio.Future[None]] = {}
-        self._here: dict[Key, _State] = {}  # in the cache, as far as is known
-        self._away: dict[Key, _State] = {}  # given to the tier
-        self._moves = _Moves()
         self._held_s = 0.0
         self._counts: Counter[Action] = Counter()
 
@@ -161,8 +138,8 @@ class Admission:
         finally:
             ticker.cancel()
             self._release(_shutting_down())
-            for task in (*self._moves.offloads, *self._moves.fetches.values()):
-                task.cancel()
+            if self._moves is not None:
+                self._moves.close()
 
     async def enter(
         self,
@@ -182,7 +159,8 @@ class Admission:
         Raises:
             ApiError: 503 when too many wait already or the server drains, 504 past the deadline.
         """
-        number = next(self._numbers)
+        self._turns += 1
+        number = self._turns
         key = Key("", salt, number) if identity is None else Key(identity.session_id, salt)
         started = time.monotonic()
         turn, decisions = self.scheduler.arrive(key, len(prompt), expected_output)
@@ -192,8 +170,8 @@ class Admission:
             async with asyncio.timeout(deadline_s):
                 if turn.admitted is None:
                     await self._wait(turn)
-                if self._tier is not None:
-                    await self._settled(self._tier, key, prompt)
+                if self._moves is not None:
+                    await self._moves.settled(key, prompt)
         except TimeoutError:
             admitted.done()
             message = f"not admitted within {deadline_s:g} s"
@@ -210,6 +188,7 @@ class Admission:
 
     def stats(self) -> AdmissionStats:
         phases = Counter(row.phase for row in self.scheduler.programs())
+        moves = self._moves
         return AdmissionStats(
             utilisation=self.scheduler.utilisation,
             used_bytes=self.scheduler.budget.bytes(self.scheduler.used),
@@ -220,9 +199,9 @@ class Admission:
             waiting_turns=len(self._waiters),
             held_s=self._held_s,
             decisions=dict(self._counts),
-            offloads=self._moves.offloaded,
-            recalls=self._moves.recalled,
-            failed_moves=self._moves.failed,
+            offloads=0 if moves is None else moves.offloads,
+            recalls=0 if moves is None else moves.recalls,
+            failed_moves=0 if moves is None else moves.failed,
         )
 
     async def _wait(self, turn: Turn) -> None:
@@ -236,32 +215,18 @@ class Admission:
         finally:
             del self._waiters[turn]
 
-    async def _settled(self, tier: Tier, key: Key, prompt: Sequence[int]) -> None:
-        """What was decided before is done, and the tier's part of the prompt is in the cache."""
-        pending = [*self._moves.offloads, *filter(None, [self._moves.fetches.get(key)])]
-        if pending:
-            await asyncio.wait(pending)
-        if self._moves.offloaded and not key.anonymous and key not in self._here:
-            await self._recall(tier, key, prompt)
-            if (state := self._away.pop(key, None)) is not None:
-                self._here[key] = state
-
     def _finished(self, turn: Turn, number: int, prompt: Sequence[int], answer: Sequence[int], *, final: bool) -> None:
-        key = turn.key
-        if turn.admitted is not None and self._tier is not None and not key.anonymous:
-            self._away.pop(key, None)
-            state, length = self._here.get(key), len(prompt) + len(answer)
-            if state is None or state.number < number or len(state.tokens) <= length:
-                self._here[key] = _State(array("I", prompt) + array("I", answer), next(self._numbers))
+        if turn.admitted is not None and self._moves is not None:
+            self._moves.note(turn.key, number, self._turns, prompt, answer)
         self._apply(self.scheduler.finished(turn, turn.prompt + max(turn.generated, len(answer))))
         if final:
-            self._apply(self.scheduler.final(key))
+            self._apply(self.scheduler.final(turn.key))
 
     def _apply(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             self._counts[decision.action] += 1
-            if self._tier is not None:
-                self._move(self._tier, decision)
+            if self._moves is not None:
+                self._moves.decided(decision)
             for observer in self.observers:
                 try:
                     observer(decision)
@@ -270,39 +235,6 @@ class Admission:
         for turn, waiter in self._waiters.items():
             if turn.admitted is not None and not waiter.done():
                 waiter.set_result(None)
-
-    def _move(self, tier: Tier, decision: Decision) -> None:
-        key = decision.key
-        if decision.action == "pause":
-            state = self._here.pop(key, None)
-            if state is not None:
-                self._away[key] = state
-                task = asyncio.create_task(self._offload(tier, key, state))
-                self._moves.offloads.add(task)
-                task.add_done_callback(self._moves.offloads.discard)
-        elif decision.action == "forget":
-            self._here.pop(key, None)
-            self._away.pop(key, None)
-        elif decision.details.get("reason") == "acting" and (state := self._away.pop(key, None)) is not None:
-            self._here[key] = state
-            fetch = self._moves.fetches[key] = asyncio.create_task(self._recall(tier, key, state.tokens))
-            fetch.add_done_callback(lambda _: self._moves.fetches.pop(key, None))
-
-    async def _offload(self, tier: Tier, key: Key, state: _State) -> None:
-        try:
-            await tier.offload(state.tokens, key.salt)
-            self._moves.offloaded += 1
-        except Exception:
-            self._moves.failed += 1
-            log.warning("session %r: its state could not be offloaded", key.session_id, exc_info=True)
-
-    async def _recall(self, tier: Tier, key: Key, tokens: Sequence[int]) -> None:
-        try:
-            await tier.recall(tokens, key.salt)
-            self._moves.recalled += 1
-        except Exception:
-            self._moves.failed += 1
-            log.warning("session %r: its state could not be recalled", key.session_id, exc_info=True)
 
     async def _tick(self) -> None:
         interval = self.scheduler.settings.interval_s
