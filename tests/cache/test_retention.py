@@ -145,10 +145,10 @@ def test_only_a_share_is_kept_above_the_default(make_engine, clock) -> None:
     assert engine.cache.stats().clipped == 2 + 4 + 1
     assert engine.cache.retain(C, priority=90) == 5
     assert [priority for _, priority in retained(engine, C)] == [35, 35, 35, 35]
-    engine.turn((*A, 1), ranges=(TokenRange(0, None, 95, 10.0),))  # what is above the default may go higher
+    engine.turn((*A, 1, 2, 3), ranges=(TokenRange(0, None, 95, 10.0),))  # what is above the default may go higher
     assert [priority for _, priority in retained(engine, A)] == [95, 95, 95, 95]
     clock.now = 10.0  # A's time is over: there is room again
-    engine.turn((*C, 1), ranges=(TokenRange(0, None, 90),))
+    engine.turn((*C, 1, 2, 3), ranges=(TokenRange(0, None, 90),))
     assert [priority for _, priority in retained(engine, C)] == [90, 90, 90, 90]
     engine.cache.check()
 
@@ -198,7 +198,7 @@ def test_what_is_cached_already_is_raised_alone(make_engine) -> None:
     engine = make_engine(block=4)
     engine.turn(A, every=8)
     engine.cache.keep(A[:9], RetentionPlan(9, (TokenRange(0, 8, 90),)))
-    assert retained(engine, A) == [(4, 90), (8, 90), (12, 35), (16, 35)]
+    assert retained(engine, A) == [(4, 90), (8, 90), (12, 35), (15, 35)]
     assert snapshots(engine) == {8: 90, 15: 35}
     engine.cache.keep(B, RetentionPlan(16, (TokenRange(0, 8, 90),)))
     engine.cache.check()

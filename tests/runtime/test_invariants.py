@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +49,7 @@ class World(Protocol):
     compared: int  # conversations so far
     restored: int  # tokens from the cache so far
     accepted: int  # draft tokens so far
+    recalled: int  # tokens from the tier so far
 
     def open(self) -> Executor:
         """An executor whose slots are empty and that holds no references."""
@@ -60,7 +62,7 @@ class World(Protocol):
 
 class ScriptedWorld:
     def __init__(self) -> None:
-        self.excused = self.compared = self.restored = self.accepted = 0
+        self.excused = self.compared = self.restored = self.accepted = self.recalled = 0
         self._script = HashScript(VOCAB, alternatives=8, spread=3.0, eos=EOS, eos_rate=0.02)
         self._plain = self.open()
 
@@ -83,7 +85,7 @@ class Kept(OrtExecutor):
 
 class OrtWorld:
     def __init__(self, bundle: Bundle) -> None:
-        self.excused = self.compared = self.restored = self.accepted = 0
+        self.excused = self.compared = self.restored = self.accepted = self.recalled = 0
         self._executor = Kept(bundle, slots=SLOTS, context=CONTEXT, threads=1, speculation=True)
         self._plain = OrtExecutor(bundle, slots=1, context=CONTEXT, threads=1, speculation=False)
 
@@ -116,7 +118,7 @@ def ort(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 def _report(name: str, world: World) -> None:
     print(
-        f"\n{name}: {world.compared} conversations, {world.restored} tokens restored, "
+        f"\n{name}: {world.compared} conversations, {world.restored} tokens restored, {world.recalled} recalled, "
         f"{world.accepted} drafts accepted, {world.excused} near ties excused"
     )
 
@@ -135,6 +137,7 @@ class Config:
     cached: bool  # requests read and write it
     together: bool  # all conversations at once, or one after the other
     restart_after: int  # turns; with a cache folder
+    tier_bytes: int  # conversations go there and come back while others run
 
 
 @dataclass(frozen=True)
@@ -202,6 +205,7 @@ configs = st.builds(
     cached=st.sampled_from([True, True, True, True, False]),
     together=st.booleans(),
     restart_after=st.sampled_from([1, 2, 9]),
+    tier_bytes=st.sampled_from([0, 300_000, 1 << 30, 1 << 30]),
 )
 
 
@@ -261,7 +265,10 @@ class Play:
             speculation=config.shape,
             prefill_chunk=config.chunk,
             cache_dir=self.folder if config.restart_after < 9 else None,
+            offload_bytes=config.tier_bytes,
+            offload_dir=self.folder / "tier" if config.tier_bytes and config.together else None,
         )
+        self.moving: list[Future[Any]] = []
         self.executor = executor
         self.engine = Engine(executor, self.tokenizer, made, eos=[EOS])
 
@@ -284,6 +291,8 @@ class Play:
             params = turn.sampling
             expected = plain_loop(self.world.plain(), self.tokenizer, prompt, params)
             conversation.answer = expected.tokens
+            if self.config.tier_bytes:
+                self.moving.append(self.engine.recall(prompt))
             running.append((turn, expected, self._submit(prompt, turn)))
         for turn, expected, generation in running:
             limit = None if turn.abort is None else int(turn.abort * len(expected.tokens))
@@ -297,6 +306,9 @@ class Play:
                 if limit is not None and len(tokens) > limit:
                     generation.cancel()
             self._compare(expected, tokens, text, last)
+            if self.config.tier_bytes:
+                conversation = batch[len(self.moving) % len(batch)]
+                self.moving.append(self.engine.offload(conversation.history + conversation.answer))
 
     def _submit(self, prompt: tuple[int, ...], turn: Turn) -> Any:
         size = len(prompt)
@@ -320,6 +332,9 @@ class Play:
             assert (tokens, text, last.finish_reason) == (expected.tokens, expected.text, expected.finish)
 
     def close(self) -> None:
+        for future in self.moving:
+            result = future.result(60)
+            self.world.recalled += getattr(result, "recalled_tokens", 0)
         end = time.monotonic() + 60
         while (stats := self.engine.stats()).running or stats.queued:
             assert time.monotonic() < end
