@@ -4,7 +4,8 @@ Rules that clients may rely on:
 * A turn of the assistant is whatever stands between two other items: reasoning, words and calls in it become one
   message, as the model wrote them in one answer. Only a message right behind another message begins a new one.
 * Reasoning is read from `content`, else from `summary`; `encrypted_content` is ignored, and so is an item without text.
-* Results are texts or arrays of text parts; images and files are refused by name.
+* Messages and results are texts or arrays of text parts. Images and files in messages are refused by name; in results,
+  which no user chose, they are named where they stood.
 * Kinds of `parameters.ITEM_IGNORED` are ignored; so is a compaction without readable text. Others are refused by name.
 
 What must stay true: what `output` made is read back to the message that the chat surface would get for it.
@@ -24,6 +25,7 @@ from edgellm.server.responses.tools import INPUT, known_as
 Item = dict[str, Any]
 _ROLES: Final = ("user", "assistant", "system", "developer")
 _TEXTS: Final = ("input_text", "output_text", "text")
+_LEFT_OUT: Final = "[{} left out: the model reads text]"
 _PREFIXES: Final = {
     "message": "msg_",
     "reasoning": "rs_",
@@ -155,7 +157,7 @@ class _Transcript:
         self._assistant().setdefault("tool_calls", []).append(call)
 
     def _result(self, item: Fields) -> None:
-        message: dict[str, Any] = {"role": "tool", "content": _text(item, "output") or ""}
+        message: dict[str, Any] = {"role": "tool", "content": _text(item, "output", other=_LEFT_OUT) or ""}
         if (call_id := item.string("call_id")) is not None:
             message["tool_call_id"] = call_id
         self.messages.append(message)
@@ -167,8 +169,12 @@ class _Transcript:
         return self.messages[-1]
 
 
-def _text(item: Fields, name: str) -> str | None:
-    """Text of a string or of text parts, joined as they are."""
+def _text(item: Fields, name: str, *, other: str | None = None) -> str | None:
+    """Text of a string or of text parts, joined as they are.
+
+    Args:
+        other: stands for a part of another kind; without it such a part is refused.
+    """
     value = item.data.get(name)
     if value is None or isinstance(value, str):
         return value
@@ -179,6 +185,9 @@ def _text(item: Fields, name: str) -> str | None:
         kind = part.string("type")
         key = "refusal" if kind == "refusal" else "text"
         if kind != "refusal" and kind not in _TEXTS:
+            if other is not None and kind:
+                texts.append(other.format(kind[:60]))
+                continue
             raise unsupported(part.at("type"), f"only text is supported, got {kind!r:.60}")
         text = part.string(key)
         if text is None:

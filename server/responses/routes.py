@@ -1,6 +1,6 @@
 """The routes of the Responses API beside `POST /v1/responses`: what is known by an id, and how long a prompt is.
 
-`POST /v1/responses/compact` is not served: conversations are compacted by the client, with an ordinary request.
+`POST /v1/responses/compact` is not served (405): conversations are compacted by the client, with an ordinary request.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _PATH: Final = "/v1/responses/{response_id}"
 
 
 def add_responses(app: FastAPI, shelf: Shelf, caller_of: Callable[[Request], Caller], workers: Executor) -> None:
-    """Routes by a response's id. The owner's tenant, if any, is the parameter `cache_salt` of the query.
+    """Routes by a response's id. The owner's tenant, if any, is the header's, or `cache_salt` of the query.
 
     Args:
         workers: where the store is read.
     """
 
     async def off_loop(http: Request, look: Callable[[str, bytes], Found]) -> Found:
-        owner = owner_of(caller_of(http), http.query_params.get("cache_salt", ""))
+        owner = owner_of(caller_of(http), http.query_params.get("cache_salt"))
         response_id = http.path_params["response_id"]
         return await asyncio.get_running_loop().run_in_executor(workers, look, response_id, owner)
 
