@@ -60,7 +60,7 @@ class CacheStats:
     snapshot_budget_bytes: int
     block_bytes_by_priority: Mapping[str, int]  # the priorities that are held now, as decimal numbers
     snapshot_bytes_by_priority: Mapping[str, int]
-    clipped: int  # raises above the default priority that the retained share did not allow
+    clipped: int  # raises above the default that the retained share did not allow, each time one was asked for
 
     @property
     def misses(self) -> int:

@@ -203,6 +203,7 @@ class Engine:
                 drafted_tokens=totals.drafted_tokens,
                 accepted_tokens=totals.accepted_tokens,
                 steps=totals.steps,
+                verify_steps=totals.verify_steps,
                 prefill_chunks=totals.prefill_chunks,
                 faults=totals.faults,
                 finished=dict(totals.finished),

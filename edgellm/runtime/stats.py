@@ -19,6 +19,7 @@ class Totals:
     drafted_tokens: int = 0  # draft nodes verified, roots excluded
     accepted_tokens: int = 0
     steps: int = 0  # decode steps: batches of single tokens, and verified trees
+    verify_steps: int = 0  # of those, trees
     prefill_chunks: int = 0
     faults: int = 0  # executor calls that raised
     host_s: float = 0.0  # of the engine thread, outside executor calls
@@ -42,6 +43,7 @@ class EngineStats:
     drafted_tokens: int
     accepted_tokens: int
     steps: int
+    verify_steps: int
     prefill_chunks: int
     faults: int
     finished: Mapping[str, int]

@@ -124,6 +124,7 @@ class Stepper:
             step = sequence.take(accept_tree(tree, logits, sequence.sampler, sequence.stop))
             drafted, accepted = len(tree.tokens) - 1, len(step.path) - 1
             sequence.judge(drafted, accepted, guessed=bool(guess))
+            totals.verify_steps += 1
             totals.drafted_tokens += drafted
             totals.accepted_tokens += accepted
             self._deliver(sequence, step, step.path)

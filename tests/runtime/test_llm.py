@@ -190,3 +190,24 @@ def test_importing_the_package_is_light() -> None:
     assert set(edgellm.__all__) <= set(dir(edgellm))
     with pytest.raises(AttributeError, match="nothing"):
         _ = edgellm.nothing
+
+
+def test_a_chat_keeps_its_system_prompt_longest(make: Make) -> None:
+    llm = make("a fine answer " * 40)
+    system = {"role": "system", "content": "Be brief. " * 60}
+    llm.chat([system, *USER], SAMPLING, tools=[TOOL], enable_thinking=False)
+    head = llm.renderer.render([system, *USER], tools=[TOOL], enable_thinking=False).head_length
+    size = llm.info.block_bytes
+    assert llm.engine.stats().cache.block_bytes_by_priority["90"] == -(-head // llm.info.block_tokens) * size
+    llm.generate("Be brief. " * 60, SAMPLING)  # no conversation: all of it has the default
+    assert llm.engine.stats().cache.block_bytes_by_priority["35"] > size
+
+
+def test_options_of_the_second_tier(make: Make, tmp_path: Path) -> None:
+    llm = make("yes", offload_bytes=1 << 20, offload_dir=tmp_path, retained_share=0.25)
+    assert llm.engine.stats().tier.budget_bytes == 1 << 20
+    assert len(list(tmp_path.glob("*/"))) == 1
+    with pytest.raises(ConfigError, match="offload_dir"):
+        make("yes", offload_dir=tmp_path)
+    with pytest.raises(ConfigError, match="retained_share"):
+        make("yes", retained_share=2.0)
