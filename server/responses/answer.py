@@ -131,7 +131,7 @@ class ResponseAnswer:
 
     def _failed(self, error: ApiError) -> Chunk:
         self._status = "failed"
-        self._error = {"code": error.code or "server_error", "message": error.message}
+        self._error = {"code": "server_error", "message": error.message}  # of the API's codes the one that fits all
         return self._event({"type": "response.failed", "response": self.body()})
 
     def _event(self, event: Chunk) -> Chunk:

@@ -233,7 +233,7 @@ def test_a_fault_in_the_middle_is_a_failed_response(start: Any, script: Any) -> 
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
     assert last["response"]["error"] == {
-        "code": "generation_failed",
+        "code": "server_error",
         "message": "generation failed; the server's log has the reason",
     }
     assert running.post(f"/v1/responses/{last['response']['id']}/cancel").status_code == 404
