@@ -7,16 +7,17 @@ What must stay true: a chunk carries exactly one choice (some clients read no ot
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edgellm.runtime.types import Output, Request, Usage
 from edgellm.server.generations import Generations
 from edgellm.server.sampling import Streaming
 from edgellm.server.sessions.identity import Trigger
+from edgellm.server.sessions.nvext import answer_nvext
 from edgellm.server.sse import Answer
-from edgellm.server.turns import CalledTool
+from edgellm.server.turns import CalledTool, unix_ms
 from edgellm.server.usage import running_usage, total_usage, usage_object
 from edgellm.server.wire import OPENAI, Chunk, SideEvent
 
@@ -63,6 +64,16 @@ class Kind:
     whole: str
 
 
+@dataclass(slots=True)
+class Facts:
+    """What becomes known of a request on its way: `held_s` seconds that admission held it back, `queue_depth` requests
+    that waited for a slot when it was submitted."""
+
+    received_unix_ms: int = field(default_factory=unix_ms)
+    held_s: float = 0.0
+    queue_depth: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A request that was read and found to fit: what remains is to run it.
@@ -82,6 +93,7 @@ class Job:
     trigger: Trigger = "other"
     preamble: bool = False
     expected_output: int = 0
+    facts: Facts = field(default_factory=Facts)
     began: Callable[[Generations], None] | None = None
 
 
@@ -93,7 +105,7 @@ class OpenAIAnswer:
         model: the name to answer under.
         fingerprint: of the model and this version.
         choices: one per request.
-        metadata: goes with the whole body, or with the last chunk of a stream.
+        metadata, and the `nvext` that `extra` names, go with the whole body, or with the last chunk of a stream.
     """
 
     wire = OPENAI
@@ -109,8 +121,13 @@ class OpenAIAnswer:
         per_prompt: int,
         streaming: Streaming,
         metadata: dict[str, str] | None = None,
+        extra: Collection[str] = (),
+        facts: Facts | None = None,
     ) -> None:
         self._metadata = {"metadata": metadata} if metadata else {}
+        self._extra = extra
+        self._facts = facts or Facts()
+        self._first = Output()  # the last output of the first choice
         self._head = {
             "id": requests[0].id,
             "object": kind.chunk if streaming.stream else kind.whole,
@@ -147,16 +164,35 @@ class OpenAIAnswer:
         self._generated += len(output.token_ids)
         if output.finish_reason is not None:
             self._usages[index] = output.usage
-        for entry in self._choices[index].feed(output):
-            yield entry if isinstance(entry, SideEvent) else self._chunk(entry)
+            if index == 0:
+                self._first = output
+        entries = list(self._choices[index].feed(output))
+        last = len(entries) - 1 if self.usage is not None and not self._streaming.usage else -1
+        for number, entry in enumerate(entries):
+            if isinstance(entry, SideEvent):
+                yield entry
+            else:
+                yield self._chunk(entry) | (self._rest() if number == last else {})
 
     def closing(self) -> Iterator[Chunk]:
         if self._streaming.usage:
-            yield {**self._head, **self._metadata, "choices": [], "usage": self._usage_object()}
+            yield {**self._head, **self._rest(), "choices": [], "usage": self._usage_object()}
 
     def body(self) -> Chunk:
         choices = [choice.whole() for choice in self._choices]
-        return {**self._head, **self._metadata, "choices": choices, "usage": self._usage_object()}
+        return {**self._head, **self._rest(), "choices": choices, "usage": self._usage_object()}
+
+    def _rest(self) -> Chunk:
+        facts = self._facts
+        made = answer_nvext(
+            self._extra,
+            self._first,
+            self._usages[0],
+            received_unix_ms=facts.received_unix_ms,
+            held_s=facts.held_s,
+            queue_depth=facts.queue_depth,
+        )
+        return {**self._metadata, "nvext": made} if made else self._metadata
 
     def _chunk(self, entry: Chunk) -> Chunk:
         chunk: Chunk = {**self._head, "choices": [entry]}

@@ -23,6 +23,7 @@ from edgellm.server.body import read_body
 from edgellm.server.caller import Caller
 from edgellm.server.chat import read_chat
 from edgellm.server.completions import read_completion
+from edgellm.server.dashboard.routes import add_dashboard
 from edgellm.server.errors import install_error_handlers
 from edgellm.server.gate import Gate
 from edgellm.server.health import add_health
@@ -38,6 +39,7 @@ from edgellm.server.render import render_chat
 from edgellm.server.responses.read import count_input, read_response
 from edgellm.server.responses.routes import add_responses
 from edgellm.server.services import Services
+from edgellm.server.sessions.hints import header_hints
 from edgellm.server.settings import ServerSettings
 from edgellm.server.sse import GenerationResponse
 from edgellm.server.tokens import detokenize, tokenize
@@ -52,7 +54,9 @@ _WORKERS = 2
 
 
 def caller_of(http: Request) -> Caller:
-    return Caller(getattr(http.state, IDENTITY), tuple(given_keys(http.headers.raw)))
+    """Raises RequestError: a routing header has a value that it cannot have."""
+    headers = http.headers.raw
+    return Caller(getattr(http.state, IDENTITY), tuple(given_keys(headers)), header_hints(headers))
 
 
 def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
@@ -83,14 +87,17 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         lambda request: llm.engine.submit(request),
         lambda: llm.engine.stats().queued,
         metrics,
+        services.sessions,
         admission=services.admission,
     )
+    metrics.watch("sessions", "Sessions", services.sessions.counts)
     if services.admission is not None:
         metrics.watch("admission", "Admission", services.admission.stats)
     app.state.desk = desk
     desk.observers.append(shelf.ended)
     if services.trace is not None:
         desk.observers.append(services.trace.record)
+    add_dashboard(app, llm, settings, services)
     add_kv_events(app, services.mirror, settings, load, window_size=llm.info.max_tokens)
 
     async def read_off_loop(http: Request, read: _Reader[Read]) -> Read:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from edgellm.server.sessions.hints import NO_HINTS, Hints
 from edgellm.server.sessions.identity import Identity
 
 
@@ -12,10 +13,12 @@ class Caller:
     """Attributes:
     identity: the agent's session, if it named one.
     keys: API keys that it brought, whether the server asks for one or not.
+    hints: of routing headers; they go before the body's.
     """
 
     identity: Identity | None = None
     keys: tuple[bytes, ...] = field(default=(), repr=False)
+    hints: Hints = NO_HINTS
 
     @property
     def metadata(self) -> dict[str, str]:

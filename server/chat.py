@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from edgellm.decode.params import MAX_LOGPROBS
-from edgellm.server.answer import Job, Kind, OpenAIAnswer
+from edgellm.server.answer import Facts, Job, Kind, OpenAIAnswer
 from edgellm.server.body import parse_object
 from edgellm.server.caller import ANONYMOUS, Caller
 from edgellm.server.chat_answer import ChatChoice
@@ -29,9 +29,10 @@ from edgellm.server.parameters import CHAT
 from edgellm.server.preamble import Preambles
 from edgellm.server.retention import read_cache
 from edgellm.server.sampling import read_count, read_prediction, read_sampling, read_stream
+from edgellm.server.sessions.hints import read_hints
 from edgellm.server.settings import ServerSettings
 from edgellm.server.side_events import SideEvents
-from edgellm.server.structured import THINKING_BUDGETS, check_end, read_form
+from edgellm.server.structured import check_end, read_form
 from edgellm.text.chat import Rendered
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings, caller: Caller = 
     logprobs = _logprobs(fields)
     sampling = read_sampling(fields, settings, vocab_size=llm.tokenizer.vocab_size, logprobs=logprobs)
     check_end(fields, sampling, form.grammar, form.param)
+    hints = read_hints(fields).behind(caller.hints)
     conversation = Conversation(
         messages,
         form,
@@ -73,11 +75,13 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings, caller: Caller = 
         sampling,
         read_cache(fields, settings),
         limit=read_count(fields, "max_completion_tokens", "max_tokens"),
-        thinking_budget=read_count(fields, *THINKING_BUDGETS, low=0),
+        thinking_budget=hints.max_thinking_tokens,
         one_call=fields.boolean("parallel_tool_calls") is False,
         prediction=read_prediction(fields, llm.tokenizer, llm.info.max_tokens),
         n=read_n(fields, settings.max_n),
+        hints=hints,
     )
+    facts = Facts()
     prepared = prepare(conversation, llm, settings, prefix="chatcmpl")
     choices = [
         ChatChoice(
@@ -101,6 +105,8 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings, caller: Caller = 
         per_prompt=conversation.n,
         streaming=streaming,
         metadata=caller.metadata,
+        extra=hints.extra,
+        facts=facts,
     )
     return ChatJob(
         prepared.requests,
@@ -109,6 +115,8 @@ def read_chat(body: bytes, llm: LLM, settings: ServerSettings, caller: Caller = 
         "chat",
         trigger=conversation.trigger,
         preamble=preamble,
+        expected_output=hints.osl or 0,
+        facts=facts,
         rendered=prepared.rendered,
     )
 

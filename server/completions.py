@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from edgellm.decode.params import MAX_LOGPROBS, SamplingParams
 from edgellm.errors import RequestError
 from edgellm.runtime.types import Request
-from edgellm.server.answer import Job, Kind, OpenAIAnswer
+from edgellm.server.answer import Facts, Job, Kind, OpenAIAnswer
 from edgellm.server.body import parse_object
 from edgellm.server.caller import ANONYMOUS, Caller
 from edgellm.server.choices import check_total, fresh_seed, one_per_choice, read_n
@@ -33,6 +33,7 @@ from edgellm.server.sampling import (
     read_sampling,
     read_stream,
 )
+from edgellm.server.sessions.hints import hinted, read_hints
 from edgellm.server.settings import ServerSettings
 from edgellm.server.structured import check_end, read_grammar
 from edgellm.text.tokenizer import Tokenizer
@@ -67,6 +68,7 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings, caller: Cal
     logprobs = fields.integer("logprobs", 0, MAX_LOGPROBS)
     echo = _read_echo(fields, logprobs)
     cache = read_cache(fields, settings)
+    hints = read_hints(fields, reasoning=False).behind(caller.hints)
     sampling = read_sampling(fields, settings, vocab_size=llm.tokenizer.vocab_size, logprobs=logprobs)
     grammar, param = read_grammar(fields, with_response_format=False)
     check_end(fields, sampling, grammar, param)
@@ -85,7 +87,7 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings, caller: Cal
         )
         requests += [
             replace(each, constraint=llm.constraints.make(grammar, param=param, thinking_open=False))
-            for each in one_per_choice(request, n, first=len(requests))
+            for each in one_per_choice(hinted(request, hints), n, first=len(requests))
         ]
     choices = [
         CompletionChoice(
@@ -93,6 +95,7 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings, caller: Cal
         )
         for index in range(len(requests))
     ]
+    facts = Facts()
     answer = OpenAIAnswer(
         _KIND,
         requests,
@@ -102,8 +105,10 @@ def read_completion(body: bytes, llm: LLM, settings: ServerSettings, caller: Cal
         per_prompt=n,
         streaming=streaming,
         metadata=caller.metadata,
+        extra=hints.extra,
+        facts=facts,
     )
-    return Job(tuple(requests), answer, streaming.stream, "completion")
+    return Job(tuple(requests), answer, streaming.stream, "completion", expected_output=hints.osl or 0, facts=facts)
 
 
 def _read_n(fields: Fields, settings: ServerSettings) -> int:

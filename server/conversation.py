@@ -17,6 +17,7 @@ from edgellm.server.fields import Fields, bad_value
 from edgellm.server.names import new_id
 from edgellm.server.said import Said
 from edgellm.server.sampling import clamp_to_context
+from edgellm.server.sessions.hints import NO_HINTS, Hints, hinted
 from edgellm.server.sessions.identity import Trigger
 from edgellm.server.settings import ServerSettings
 from edgellm.server.structured import Form
@@ -41,6 +42,7 @@ class Conversation:
     thinking_budget: reasoning is closed after that many tokens.
     one_call: the answer ends with its first whole tool call.
     n: answers.
+    hints: how it is to be scheduled; their salt is the cache's.
     """
 
     messages: list[dict[str, Any]]
@@ -53,6 +55,7 @@ class Conversation:
     one_call: bool = False
     prediction: Prediction | None = None
     n: int = 1
+    hints: Hints = NO_HINTS
 
     @property
     def trigger(self) -> Trigger:
@@ -90,6 +93,7 @@ def prepare(conversation: Conversation, llm: LLM, settings: ServerSettings, *, p
         deadline_s=settings.deadline_s,
         prediction=conversation.prediction,
     )
+    request = hinted(request, conversation.hints)
     requests = tuple(
         replace(
             each,

@@ -13,7 +13,7 @@ from edgellm.server.keys import Keys
 from edgellm.server.load import Load
 from edgellm.server.settings import ServerSettings
 
-OPEN_PATHS = frozenset({"/health"})  # answered without a key
+OPEN_PATHS = frozenset({"/health", "/dashboard"})  # answered without a key; the dashboard's page holds no data
 
 
 class Gate:

@@ -7,7 +7,6 @@ the engine does and cannot disturb the answer.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,7 +17,8 @@ from edgellm.server.answer import Job
 from edgellm.server.caller import Caller
 from edgellm.server.generations import Generations
 from edgellm.server.metrics import Metrics
-from edgellm.server.turns import TurnObserver, TurnRecord
+from edgellm.server.sessions.table import Sessions
+from edgellm.server.turns import TurnObserver, TurnRecord, unix_ms
 
 log = logging.getLogger("edgellm.server")
 
@@ -31,6 +31,7 @@ class Desk:
         submit: gives a request to the engine.
         queued: requests that wait for a slot now.
         observers: hear of every request that ended.
+        sessions: the table of those that are alive.
         admission: lets requests in; None: the engine's queue is the only one.
     """
 
@@ -38,6 +39,7 @@ class Desk:
     submit: Callable[[Request], Generation]
     queued: Callable[[], int]
     metrics: Metrics
+    sessions: Sessions
     observers: list[TurnObserver] = field(default_factory=list)
     admission: Admission | None = None
 
@@ -55,16 +57,17 @@ class Lifecycle:
         self._job = job
         self._caller = caller
         self._x_request_id = x_request_id
-        self._received_ms = _unix_ms()
-        self._queue_depth = 0
+        self._begun = False
         self._pass: Pass | None = None
         self._answer: list[int] = []  # tokens of the first generation, for admission
 
     async def begin(self) -> Generations:
         requests: Sequence[Request] = self._job.requests
+        self._desk.sessions.begin(self._caller.identity, len(requests[0].prompt))
+        self._begun = True
         if self._desk.admission is not None:
             requests = await self._admitted(self._desk.admission, requests)
-        self._queue_depth = self._desk.queued()
+        self._job.facts.queue_depth = self._desk.queued()
         generations = Generations.submit(self._desk.submit, requests)
         if self._job.began is not None:
             self._job.began(generations)
@@ -79,6 +82,7 @@ class Lifecycle:
             expected_output=self._job.expected_output,
             deadline_s=first.deadline_s,
         )
+        self._job.facts.held_s = admitted.held_s
         left = None if first.deadline_s is None else max(first.deadline_s - admitted.held_s, 0.001)
         return [replace(each, priority=each.priority + admitted.priority, deadline_s=left) for each in requests]
 
@@ -94,8 +98,10 @@ class Lifecycle:
         for index in range(len(self._job.requests)):
             empty = outcome == "ok" and answer.empty(index)
             self._desk.metrics.finished(outcome, finals.get(index), empty=empty)
-        if self._desk.observers:
-            _tell(self._desk.observers, self._record(outcome, finals))
+        record = self._record(outcome, finals)
+        if self._begun:
+            self._desk.sessions.on_turn(record)
+        _tell(self._desk.observers, record)
 
     def _record(self, outcome: str, finals: Mapping[int, Output]) -> TurnRecord:
         first = finals.get(0, Output())
@@ -107,17 +113,17 @@ class Lifecycle:
             identity=self._caller.identity,
             trigger=self._job.trigger,
             prompt=self._job.requests[0].prompt,
-            received_unix_ms=self._received_ms,
-            ended_unix_ms=_unix_ms(),
+            received_unix_ms=self._job.facts.received_unix_ms,
+            ended_unix_ms=unix_ms(),
             outcome=outcome,
             finish_reason=first.finish_reason,
             stop_reason=first.stop_reason,
             usage=self._job.answer.usage,
             timing=first.timing,
             tool_calls=self._job.answer.tool_calls(),
-            held_s=0.0 if self._pass is None else self._pass.held_s,
+            held_s=self._job.facts.held_s,
             paused=self._pass is not None and self._pass.paused,
-            queue_depth=self._queue_depth,
+            queue_depth=self._job.facts.queue_depth,
             choices=len(self._job.requests),
         )
 
@@ -128,7 +134,3 @@ def _tell(observers: Sequence[TurnObserver], record: TurnRecord) -> None:
             observer(record)
         except Exception:
             log.exception("request %s: an observer of turns failed", record.request_id)
-
-
-def _unix_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,8 +1,8 @@
 """What sessions prefill that do not fit the cache together: each alone, all at once, and all with admission.
 
-A real server over an executor without a model, and as many clients as there are sessions. A session is an agent's: every
-turn sends all that was said and a new tool result behind it, after a pause in which the tool ran. The cache holds a
-third of what all sessions need in the end. Times are a hundredth of a device's; what is prefilled does not depend on
+A real server over an executor without a model, and as many clients as there are sessions. A session is an agent's:
+every turn sends all that was said and a new tool result behind it, after a pause in which the tool ran. The cache holds
+a third of what all sessions need in the end. Times are a hundredth of a device's; what is prefilled does not depend on
 them.
 """
 

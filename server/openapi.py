@@ -64,6 +64,8 @@ def openapi_document(settings: ServerSettings, vocab_size: int) -> dict[str, Any
         "/health": {"get": _status("200 while the engine serves and the server is not told to stop")},
         "/ready": {"get": _status("200 while a request would also find room")},
         "/metrics": {"get": _text("Prometheus metrics", "text/plain")},
+        "/dashboard": {"get": _text("A page of what the server is doing; it asks /dashboard/state", "text/html")},
+        "/dashboard/state": {"get": _get("What the dashboard shows", None)},
         "/v1/kv/events": {"get": _kv_events()},
         "/openapi.json": {"get": _get("This document", None)},
         **anthropic_paths({code: _ERRORS[code] for code in (*_OF_POST, "504")}),

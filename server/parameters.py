@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,7 @@ _SAMPLING = {
     "stream_options": "include_usage, continuous_usage_stats",
     "prediction": "text that the answer is expected to repeat: drafts for speed, which do not change the answer",
     "kv_retention": "how long the cache keeps which tokens: TensorRT-LLM's retention config",
+    "nvext": "NVIDIA's extension: agent_hints, extra_fields, cache_salt, max_thinking_tokens",
     "cache_salt": "cached prefixes are shared only among requests with the same salt",
     "skip_special_tokens": "only true: control tokens are never shown",
 }
@@ -58,6 +60,7 @@ _FORMS = {
     "grammar": "the same as guided_grammar",
 }
 
+NO_REASONING: Final = "raw text has no reasoning"
 _REFUSED = {
     "allowed_token_ids": "not supported; see logit_bias",
     "bad_words": "not supported; see logit_bias",
@@ -131,6 +134,9 @@ COMPLETION = Parameters(
     },
     refused={
         **_REFUSED,
+        **dict.fromkeys(
+            ("max_thinking_tokens", "thinking_token_budget", "thinking_budget"), "raw text has no reasoning"
+        ),
         "response_format": "not supported for text completions",
         "suffix": "insertion is not supported",
     },

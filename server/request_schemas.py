@@ -76,6 +76,7 @@ def _sampling(settings: ServerSettings, vocab_size: int) -> dict[str, Schema]:
         },
         "prediction": _PREDICTION,
         "cache_salt": STRING,
+        "nvext": OPEN,
         "kv_retention": {**_RETENTION, "type": ["object", "null"]},
         "skip_special_tokens": BOOLEAN,
         "guided_json": nullable("object", "string"),

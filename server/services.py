@@ -18,8 +18,10 @@ from edgellm.server.kv_events.zmq_publisher import ZmqPublisher
 from edgellm.server.load import Load
 from edgellm.server.responses.shelf import Shelf
 from edgellm.server.responses.store import Store
+from edgellm.server.sessions.table import Sessions
 from edgellm.server.settings import ServerSettings
 from edgellm.server.tracing.sink import RequestTrace
+from edgellm.server.turns import unix_ms
 
 if TYPE_CHECKING:
     from edgellm.runtime.llm import LLM
@@ -29,6 +31,7 @@ class Services:
     """Attributes:
         shelf: responses that were kept or run.
         mirror: of the prefix cache.
+        sessions: those that are alive.
         trace: None when requests are not traced.
         admission: None when every request goes to the engine at once.
 
@@ -40,6 +43,7 @@ class Services:
         block_tokens = llm.info.block_tokens
         self.shelf = Shelf(Store(settings.responses_store, max_bytes=settings.responses_store_bytes))
         self.mirror = KvMirror(llm.engine.cache)
+        self.sessions = Sessions()
         self._publisher: ZmqPublisher | None = None
         self.trace: RequestTrace | None = None
         try:
@@ -47,31 +51,28 @@ class Services:
                 self._publisher = ZmqPublisher(self.mirror, settings.kv_events_zmq, block_tokens)
             if settings.request_trace is not None:
                 self.trace = RequestTrace(settings.request_trace, block_tokens)
-            self.admission = None if settings.admission is None else self._admission(llm, settings.admission, load)
+            self.admission: Admission | None = None
+            if settings.admission is not None:
+                self.admission = self._admission(llm, settings.admission, load, settings.retry_after_s)
         except BaseException:
             self.close()
             raise
 
-    def _admission(self, llm: LLM, settings: AdmissionSettings, load: Load) -> Admission:
-        info, stats = llm.info, llm.engine.stats()
-        budget = Budget(
-            info.block_tokens,
-            info.block_bytes,
-            stats.cache.block_budget_bytes // max(info.block_bytes, 1),
-            info.snapshot_bytes,
-            stats.cache.snapshot_budget_bytes // max(info.snapshot_bytes, 1),
-        )
+    def _admission(self, llm: LLM, settings: AdmissionSettings, load: Load, retry_after_s: int) -> Admission:
+        stats = llm.engine.stats()
+        budget = Budget.of_cache(llm.info, stats.cache)
         return Admission(
             Scheduler(budget, settings, time.monotonic),
             tier=EngineTier(llm.engine) if stats.tier.budget_bytes else None,
+            retry_after_s=retry_after_s,
             draining=lambda: load.draining,
-            observers=[self._trace_decision],
+            observers=[self._trace_decision, self.sessions.on_decision],
         )
 
     def _trace_decision(self, decision: Decision) -> None:
-        if self.trace is not None:
+        if self.trace is not None and not decision.key.anonymous:
             details = {"utilisation": decision.utilisation, **decision.details}
-            self.trace.admission(time.time_ns() // 1_000_000, decision.session_id, decision.action, details)
+            self.trace.admission(unix_ms(), decision.session_id, decision.action, details)
 
     def close(self) -> None:
         if self._publisher is not None:

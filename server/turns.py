@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -57,3 +58,7 @@ class TurnRecord:
 
 
 TurnObserver = Callable[[TurnRecord], None]
+
+
+def unix_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -64,7 +64,7 @@ class _Asked:
     preamble: bool
 
 
-def read_messages(body: bytes, llm: LLM, settings: ServerSettings, _: Caller = ANONYMOUS) -> Job:
+def read_messages(body: bytes, llm: LLM, settings: ServerSettings, caller: Caller = ANONYMOUS) -> Job:
     """Everything between the body's bytes and the engine. Takes time for long prompts: run it off the event loop.
 
     Raises:
@@ -93,6 +93,7 @@ def read_messages(body: bytes, llm: LLM, settings: ServerSettings, _: Caller = A
         limit=limit,
         thinking_budget=asked.budget,
         one_call=asked.one_call,
+        hints=caller.hints,
     )
     prepared = prepare(conversation, llm, settings, prefix="msg_")
     (request,), (said,) = prepared.requests, prepared.said
@@ -137,7 +138,7 @@ def _read(body: bytes, llm: LLM, settings: ServerSettings) -> _Asked:
         path,
         about_words=True,
     )
-    options: dict[str, Any] = {"enable_thinking": thinking, **read_template_kwargs(fields)}
+    options: dict[str, Any] = {"enable_thinking": thinking, **_kept_thinking(fields), **read_template_kwargs(fields)}
     last = turns[-1]
     if last["role"] == "assistant" and last["content"] and not last.get("tool_calls"):
         options["continue_final_message"] = True
@@ -156,6 +157,18 @@ def _thinking(fields: Fields, settings: ServerSettings) -> tuple[bool, int | Non
     if kind not in ("enabled", "adaptive", "between_tools"):
         raise bad_value(asked.at("type"), f"must be enabled, adaptive or disabled, got {kind!r:.60}")
     return True, read_count(asked, "budget_tokens", low=0)
+
+
+def _kept_thinking(fields: Fields) -> dict[str, bool]:
+    """The template's argument for `clear_thinking` edits that keep all: without it a user's turn drops earlier ones.
+
+    Other edits are the client's to make: the prompt is what the messages say.
+    """
+    management = fields.fields("context_management") or Fields({})
+    for edit in management.array("edits") or []:
+        if isinstance(edit, dict) and str(edit.get("type")).startswith("clear_thinking") and edit.get("keep") == "all":
+            return {"preserve_thinking": True}
+    return {}
 
 
 def _format(fields: Fields) -> tuple[Grammar, str] | None:

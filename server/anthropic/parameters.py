@@ -21,6 +21,8 @@ MESSAGES: Final = Parameters(
         "output_config": "format: a JSON schema that the answer follows; effort 'none': thinking off unless `thinking` "
         "says otherwise; other efforts have no effect",
         "output_format": "the same as output_config.format",
+        "context_management": "an edit clear_thinking_… with keep 'all': earlier turns keep their reasoning; other "
+        "edits have no effect: the prompt is what the messages say",
         "stop_sequences": "the match is not part of the answer",
         "temperature": "0 (greedy) to 2",
         "top_p": "above 0, up to 1",
@@ -41,7 +43,6 @@ MESSAGES: Final = Parameters(
         "betas": "betas are known by their fields",
         "billing_policy": "nothing is billed",
         "container": "there are no containers",
-        "context_management": "the prompt is what the messages say; a client shortens it itself",
         "diagnostics": _NOT_STORED,
         "fallback_credit_token": "nothing is billed",
         "fallbacks": "there is one model, which refuses nothing by policy",

@@ -54,6 +54,7 @@ _TYPES: dict[str, Schema] = {
             "budget_tokens": nullable("integer", minimum=0),
         },
     ),
+    "context_management": OPEN,
     "output_config": nullable("object", properties={"effort": STRING, "format": OPEN}),
     "output_format": OPEN,
     "stream": BOOLEAN,

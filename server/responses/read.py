@@ -88,6 +88,7 @@ def read_response(body: bytes, llm: LLM, settings: ServerSettings, caller: Calle
         thinking_budget=read_count(fields, *THINKING_BUDGETS, low=0),
         one_call=fields.boolean("parallel_tool_calls") is False,
         prediction=read_prediction(fields, llm.tokenizer, llm.info.max_tokens),
+        hints=caller.hints,
     )
     stream = fields.boolean("stream") or False
     head = _head(fields, model, sampling, limit, asked.tools, caller)
@@ -135,7 +136,7 @@ def _read(fields: Fields, llm: LLM, settings: ServerSettings, caller: Caller, sh
     for entry in fields.array("include") or []:
         if entry == "message.output_text.logprobs":
             raise unsupported(fields.at("include"), f"{entry}: log-probabilities are given by /v1/chat/completions")
-    owner = owner_of(caller, fields.string("cache_salt") or "")
+    owner = owner_of(caller, fields.string("cache_salt"))
     tools = read_tools(fields, llm, limit=settings.max_tools)
     items = read_items(fields, partial(shelf.store.item, owner=owner), limit=settings.max_messages)
     earlier = [

@@ -19,9 +19,14 @@ from edgellm.server.turns import TurnRecord
 from edgellm.server.wire import Chunk
 
 
-def owner_of(caller: Caller, salt: str) -> bytes:
-    """Who a response belongs to: whoever brings the same key and names the same tenant (`cache_salt`)."""
-    parts = (*caller.keys, salt.encode("utf-8", "surrogatepass"))
+def owner_of(caller: Caller, salt: str | None) -> bytes:
+    """Who a response belongs to: whoever brings the same key and names the same tenant.
+
+    Args:
+        salt: `cache_salt` of the request, where no header names the tenant.
+    """
+    tenant = salt if caller.hints.salt is None else caller.hints.salt
+    parts = (*caller.keys, (tenant or "").encode("utf-8", "surrogatepass"))
     return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).digest()
 
 

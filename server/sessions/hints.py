@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+from edgellm.runtime.types import Request
 from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
-from edgellm.server.parameters import Parameters
+from edgellm.server.parameters import NO_REASONING, Parameters
 from edgellm.server.sampling import read_count
 from edgellm.server.sessions.identity import MAX_ID_BYTES, usable
 from edgellm.server.sessions.nvext import AGENT_HINTS, EXTRA_FIELDS, NVEXT
@@ -67,18 +68,23 @@ class Hints:
 NO_HINTS: Final = Hints()
 
 
-def read_hints(fields: Fields) -> Hints:
+def read_hints(fields: Fields, *, reasoning: bool = True) -> Hints:
     """`nvext` of a body, with the body's own `cache_salt` and thinking budget.
+
+    Args:
+        reasoning: an answer may have some; without it a thinking budget is refused.
 
     Raises:
         RequestError: naming the field, e.g. ``nvext.agent_hints.priority``.
     """
     salt = fields.string("cache_salt")
-    thinking = read_count(fields, *THINKING_BUDGETS, low=0)
+    thinking = read_count(fields, *THINKING_BUDGETS, low=0) if reasoning else None
     nvext = fields.fields("nvext")
     if nvext is None:
         return Hints(salt=salt, max_thinking_tokens=thinking)
     _only(nvext, NVEXT)
+    if not reasoning:
+        nvext.refuse({"max_thinking_tokens": NO_REASONING})
     hints = nvext.fields("agent_hints") or Fields({}, nvext.at("agent_hints"))
     _only(hints, AGENT_HINTS)
     return Hints(
@@ -89,6 +95,12 @@ def read_hints(fields: Fields) -> Hints:
         _same(nvext, "max_thinking_tokens", nvext.integer("max_thinking_tokens", *_U32), thinking),
         _extra(nvext),
     )
+
+
+def hinted(request: Request, hints: Hints) -> Request:
+    """The request as `hints` want it scheduled."""
+    cache = request.cache if hints.salt is None else replace(request.cache, salt=hints.salt)
+    return replace(request, priority=hints.engine_priority, cache=cache)
 
 
 def header_hints(headers: Iterable[tuple[bytes, bytes]]) -> Hints:

@@ -19,6 +19,7 @@ from edgellm.server.generations import Generations
 from edgellm.server.lifecycle import Desk, Lifecycle
 from edgellm.server.metrics import Metrics
 from edgellm.server.sampling import Streaming
+from edgellm.server.sessions.table import Sessions
 from edgellm.server.settings import ServerSettings
 from edgellm.server.sse import GenerationResponse
 
@@ -83,7 +84,7 @@ def run(*generations: Listed, stream: bool, stalled: bool = False, **changes: An
         )
         settings = ServerSettings(model="m", **changes)
         job = Job(tuple(requests), answer, stream, "completion")
-        course = Lifecycle(Desk("m", started, lambda: 0, metrics), job, ANONYMOUS, "req")
+        course = Lifecycle(Desk("m", started, lambda: 0, metrics, Sessions()), job, ANONYMOUS, "req")
         response = GenerationResponse(course, answer, settings, stream=stream)
         await response({"type": "http", "state": {}, "path": "/v1/completions", "headers": []}, receive, send)
 

@@ -42,6 +42,7 @@ VALUES: dict[str, Any] = {  # one that is accepted, for every honoured field
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     "prediction": {"type": "content", "content": "hi"},
     "cache_salt": "s",
+    "nvext": {"agent_hints": {"priority": 1}},
     "kv_retention": {"decode_retention_priority": 5},
     "skip_special_tokens": True,
     "tools": [TOOL],

@@ -286,3 +286,18 @@ def test_a_prompt_that_is_too_long_is_counted_and_refused(llm: Any) -> None:
     assert count > 4096
     with pytest.raises(RequestError, match=f"^prompt is too long: {count} tokens > 4095 maximum$"):
         request(llm, messages=long)
+
+
+def test_thinking_that_is_kept_stays_in_the_prompt(llm: Any) -> None:
+    """What Claude Code asks for with every request: a user's turn then leaves earlier turns as they were."""
+    thought = [{"type": "thinking", "thinking": "a plan", "signature": "s"}, {"type": "text", "text": "done"}]
+    messages = [HI, {"role": "assistant", "content": thought}, HI]
+
+    def prompt(*edits: Any) -> str:
+        made = request(llm, messages=messages, context_management={"edits": list(edits)})
+        return str(llm.tokenizer.decode(made.prompt))
+
+    assert "a plan" in prompt({"type": "clear_thinking_20251015", "keep": "all"})
+    assert "a plan" not in prompt()
+    assert "a plan" not in prompt({"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}})
+    assert "a plan" not in prompt({"type": "clear_tool_uses_20250919"})

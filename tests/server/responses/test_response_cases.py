@@ -204,6 +204,9 @@ def test_keys_and_tenants_see_their_own_responses(start: Any) -> None:
         (one, f"{salted}?cache_salt=s", 200),
     ):
         assert running.http.get(f"/v1/responses/{path}", headers=headers).status_code == status
+    header = {**one, "x-tenant-id": "s"}
+    assert running.http.get(f"/v1/responses/{salted}", headers=header).status_code == 200
+    assert running.http.get(f"/v1/responses/{made}", headers=header).status_code == 404
     body = {"input": "x", "previous_response_id": made}
     assert running.http.post("/v1/responses", json=body, headers=two).status_code == 404
     assert running.http.post("/v1/responses", json={**body, "cache_salt": "s"}, headers=one).status_code == 404
