@@ -38,8 +38,9 @@ from edgellm.cache.keys import TokenKey
 from edgellm.cache.lease import Lease
 from edgellm.cache.persist import LoadReport, PrefixStore
 from edgellm.cache.policy import SnapshotKind, SnapshotPoint, keep_after_generation, plan_snapshots
-from edgellm.cache.prefix_cache import CacheStats, Match, PrefixCache
+from edgellm.cache.prefix_cache import Match, PrefixCache
 from edgellm.cache.retention import RetentionPlan, TokenRange, check_ranges, default_ranges
+from edgellm.cache.stats import CacheStats
 from edgellm.cache.tier import Tier, TierStats
 from edgellm.cache.transfer import Offloaded, Recalled, offload, recall
 

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgellm.cache.check import check_tree
 from edgellm.cache.events import CacheEvent, EventBus
@@ -25,7 +26,8 @@ from edgellm.cache.keys import TokenKey, Tokens, salt_digest
 from edgellm.cache.lease import Lease, block_refs
 from edgellm.cache.policy import SnapshotKind
 from edgellm.cache.pool import Pool
-from edgellm.cache.retention import DEFAULT, HIGHEST_PRIORITY, Retention, RetentionPlan, Tally
+from edgellm.cache.retention import DEFAULT, HIGHEST_PRIORITY, Retention, RetentionPlan
+from edgellm.cache.stats import CacheStats, bytes_by_priority
 from edgellm.cache.tree import Node, Snapshot, search
 from edgellm.engine.base import BlockRef, Executor, SnapshotRef
 
@@ -40,36 +42,12 @@ class Match:
     matched: int
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStats:
-    """Totals since start, and what is held now."""
+class Wanted(NamedTuple):
+    """A snapshot to take: the rule that asks for it, how to make it, and its retention if it is new."""
 
-    lookups: int  # acquire() calls
-    hits: int  # those that restored something
-    looked_up_tokens: int  # that could have been restored
-    restored_tokens: int  # of those, found
-    refused: int  # stores that did not fit
-    evicted_blocks: int
-    evicted_snapshots: int
-    leases: int
-    blocks: int
-    snapshots: int
-    block_bytes: int
-    snapshot_bytes: int
-    block_budget_bytes: int
-    snapshot_budget_bytes: int
-    block_bytes_by_priority: Mapping[str, int]  # the priorities that are held now, as decimal numbers
-    snapshot_bytes_by_priority: Mapping[str, int]
-    clipped: int  # raises above the default that the retained share did not allow, each time one was asked for
-
-    @property
-    def misses(self) -> int:
-        return self.lookups - self.hits
-
-    @property
-    def hit_rate(self) -> float | None:
-        """Restored tokens of those looked up; None before the first look-up."""
-        return self.restored_tokens / self.looked_up_tokens if self.looked_up_tokens else None
+    kind: SnapshotKind
+    make: Callable[[], SnapshotRef]
+    retention: Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +147,8 @@ class PrefixCache:
             tokens: must begin like the tokens of the lease.
             end: committed tokens to keep; with `snapshot` the slot's length must be exactly this.
             snapshot: which rule asks for a snapshot at `end`; None: blocks only.
-            retention: what the request asks for its tokens. A block gets the highest of its own; a snapshot that of its
-                last token. Never lowers what others set.
+            retention: what the request asks for its tokens: `over` a block, `state_at` a snapshot. Never lowers what
+                others set.
 
         Returns:
             False when it does not fit in the budgets, with everything evictable gone: then nothing was evicted or
@@ -191,12 +169,15 @@ class PrefixCache:
             lease.data = key.data
         now = self._clock()
         key = TokenKey.from_bytes(key[:end])
-        self._raise(key, lease.namespace, lambda start, stop: retention.over(start, stop, now))
+        self.keep(key, retention, namespace=lease.namespace)
+        wanted = None
+        if snapshot is not None:
+            wanted = Wanted(snapshot, lambda: self.executor.snapshot(slot), retention.state_at(end, now))
         return self.grow(
             lease,
             key,
             lambda start, stop: self.executor.publish(slot, start, stop),
-            (snapshot, lambda: self.executor.snapshot(slot)) if snapshot is not None else None,
+            wanted,
             lambda start, stop: retention.over(start, stop, now),
         )
 
@@ -214,19 +195,24 @@ class PrefixCache:
         Blocks and a snapshot that are there already are not loaded. Returns False when it does not fit.
         """
         with self.holding(namespace) as lease:
-            self._raise(key, namespace, lambda start, stop: retention)
+            self._raise(key, namespace, lambda start, stop: retention, lambda offset: retention)
             return self.grow(
                 lease,
                 key,
                 lambda start, stop: load_block(start // self._block_tokens),
-                ("shared", load_snapshot),
+                Wanted("shared", load_snapshot, retention),
                 lambda start, stop: retention,
             )
 
-    def keep(self, tokens: Tokens, retention: RetentionPlan, *, salt: str = "") -> None:
-        """Raise what is cached of `tokens` as `store` does, for a request that has nothing to store."""
+    def keep(self, tokens: Tokens, retention: RetentionPlan, *, namespace: bytes) -> None:
+        """Raise what is cached of `tokens` to what a request asks for them, as `store` does."""
         now = self._clock()
-        self._raise(TokenKey(tokens), salt_digest(salt), lambda start, stop: retention.over(start, stop, now))
+        self._raise(
+            TokenKey(tokens),
+            namespace,
+            lambda start, stop: retention.over(start, stop, now),
+            lambda offset: retention.state_at(offset, now),
+        )
 
     def retain(
         self,
@@ -291,8 +277,8 @@ class PrefixCache:
             snapshot_bytes=len(pool.snapshots) * info.snapshot_bytes,
             block_budget_bytes=self._budgets[0],
             snapshot_budget_bytes=self._budgets[1],
-            block_bytes_by_priority=_bytes_by_priority(pool.block_tally, info.block_bytes, now),
-            snapshot_bytes_by_priority=_bytes_by_priority(pool.snapshot_tally, info.snapshot_bytes, now),
+            block_bytes_by_priority=bytes_by_priority(pool.block_tally, info.block_bytes, now),
+            snapshot_bytes_by_priority=bytes_by_priority(pool.snapshot_tally, info.snapshot_bytes, now),
             clipped=pool.block_tally.clipped + pool.snapshot_tally.clipped,
         )
 
@@ -331,7 +317,7 @@ class PrefixCache:
         lease: Lease,
         key: TokenKey,
         make_block: Callable[[int, int], BlockRef],
-        wanted: tuple[SnapshotKind, Callable[[], SnapshotRef]] | None,
+        wanted: Wanted | None,
         retention: Callable[[int, int], Retention],
     ) -> bool:
         """Make the path of `key` complete, blocks first, then the snapshot at its end; hold it with `lease`.
@@ -340,8 +326,8 @@ class PrefixCache:
 
         Args:
             make_block: the reference of a block of tokens [start, stop).
-            wanted: the snapshot's kind, and how to make it; None: blocks only.
-            retention: of what is new, by its tokens [start, stop).
+            wanted: the snapshot; None: blocks only.
+            retention: of a new block of tokens [start, stop).
         """
         end, size, now = len(key), self._block_tokens, self._clock()
         lease.restored()
@@ -388,14 +374,13 @@ class PrefixCache:
         node.used = self.pool.next_tick()
         if wanted is None:
             return True
-        kind, make_snapshot = wanted
         if at_end is not None:
             at_end.used = node.used
-            if kind == "shared":
-                at_end.kind = kind
+            if wanted.kind == "shared":
+                at_end.kind = wanted.kind
             return True
         assert node.parent is not None
-        self.pool.add_snapshot(node, key[node.parent.end :], kind, make_snapshot, retention(end - 1, end), now)
+        self.pool.add_snapshot(node, key[node.parent.end :], wanted.kind, wanted.make, wanted.retention, now)
         return True
 
     def make_room(self, blocks: int, *besides: Node) -> bool:
@@ -416,21 +401,23 @@ class PrefixCache:
         finally:
             self.release(lease)
 
-    def _raise(self, key: TokenKey, namespace: bytes, retention: Callable[[int, int], Retention]) -> None:
-        """Raise what is cached of `key` to what is asked now."""
+    def _raise(
+        self,
+        key: TokenKey,
+        namespace: bytes,
+        of_block: Callable[[int, int], Retention],
+        of_snapshot: Callable[[int], Retention],
+    ) -> None:
+        """Raise blocks of tokens [start, stop) and snapshots at an offset on the path of `key`."""
         end, now = len(key), self._clock()
         node: Node | None = self.pool.roots.get(namespace)
         while node is not None and node.end < end:
             part = key[node.end : min(node.end + self._block_tokens, end)]
             for held in node.snapshots_on(part):
-                self.pool.raise_retention(held, retention(held.offset - 1, held.offset), now)
+                self.pool.raise_retention(held, of_snapshot(held.offset), now)
             node = node.covering(part)
             if node is not None:
-                self.pool.raise_retention(node, retention(node.start, min(node.end, end)), now)
-
-
-def _bytes_by_priority(tally: Tally, item_bytes: int, now: float) -> dict[str, int]:
-    return {str(priority): count * item_bytes for priority, count in tally.by_priority(now).items()}
+                self.pool.raise_retention(node, of_block(node.start, min(node.end, end)), now)
 
 
 def _limited(key: TokenKey, limit: int | None) -> TokenKey:

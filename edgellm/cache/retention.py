@@ -181,6 +181,17 @@ class RetentionPlan:
             best = DEFAULT if best is None else best.raised_by(DEFAULT, now)
         return best or DEFAULT
 
+    def state_at(self, offset: int, now: float) -> Retention:
+        """Of a recurrent state behind `offset` tokens: what its last token asks for.
+
+        One behind generated tokens is kept only where the next prompt goes on from it, so it is worth no less than the
+        end of this prompt: were it the first to go, conversations would lose their newest points to their old ones.
+        """
+        last = self.over(offset - 1, offset, now)
+        if offset <= self.prompt_length or self.prompt_length == 0:
+            return last
+        return last.raised_by(self.over(self.prompt_length - 1, self.prompt_length, now), now)
+
     @property
     def kept_lengths(self) -> tuple[int, ...]:
         """Where tokens that are kept above the default end: without a state there they could not be restored alone."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from edgellm.cache.keys import TokenKey, Tokens, salt_digest
 from edgellm.cache.lease import Lease
-from edgellm.cache.prefix_cache import PrefixCache
+from edgellm.cache.prefix_cache import PrefixCache, Wanted
 from edgellm.cache.tier import Hold, NoRoomError, Tier
 from edgellm.cache.tree import Node, Snapshot, search
 from edgellm.cache.vault import DamagedDump
@@ -266,8 +266,8 @@ class _Bringing:
             lease,
             TokenKey.from_bytes(self._key[:end]),
             lambda start, _: self._block(self._path[start // size]),
-            None if snapshot is None else (snapshot.kind, lambda: self._snapshot(snapshot)),
-            lambda start, _: self._path[start // size].retention if snapshot is None else snapshot.retention,
+            None if snapshot is None else Wanted(snapshot.kind, lambda: self._snapshot(snapshot), snapshot.retention),
+            lambda start, _: self._path[start // size].retention,
         )
 
     def _block(self, node: Node) -> BlockRef:

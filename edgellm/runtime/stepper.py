@@ -175,7 +175,7 @@ class Stepper:
             )
             sequence.points = list(reversed(points))
             if not points:
-                self._cache.keep(sequence.key, sequence.retention, salt=request.cache.salt)
+                self._cache.keep(sequence.key, sequence.retention, namespace=lease.namespace)
 
     def _store(self, sequence: Sequence, tokens: TokenKey, kind: SnapshotKind) -> None:
         """Give the cache all committed tokens of the slot: the first `sequence.length` of `tokens`."""
@@ -183,7 +183,7 @@ class Stepper:
         assert lease is not None
         stored = self._cache.store(lease, tokens, end, slot=sequence.slot, snapshot=kind, retention=retention)
         if stored and self._prefixes is not None:
-            priority = retention.over(end - 1, end, self._clock()).priority
+            priority = retention.state_at(end, self._clock()).priority
             self._prefixes.maybe_save(tokens, end, salt=sequence.request.cache.salt, kind=kind, priority=priority)
 
     def _deliver(self, sequence: Sequence, step: Taken, path: tuple[int, ...] = ()) -> None:

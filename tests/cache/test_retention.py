@@ -114,10 +114,10 @@ def test_each_block_and_snapshot_by_its_position(make_engine, clock) -> None:
     engine.turn(A, answer=range(8), every=4, min_gap=1, ranges=ranges, decode_priority=20)
     whole = (*A, *range(8))
     assert retained(engine, whole) == [(4, 90), (8, 90), (12, 10), (16, 35), (20, 20), (24, 20)]
-    assert snapshots(engine) == {4: 90, 8: 35, 12: 10, 15: 35, 24: 20}
+    assert snapshots(engine) == {4: 90, 8: 35, 12: 10, 15: 35, 24: 35}
     stats = engine.cache.stats()
     assert stats.block_bytes_by_priority == {"10": 10, "20": 20, "35": 10, "90": 20}
-    assert stats.snapshot_bytes_by_priority == {"10": 100, "20": 100, "35": 200, "90": 100}
+    assert stats.snapshot_bytes_by_priority == {"10": 100, "35": 300, "90": 100}
     assert sum(stats.block_bytes_by_priority.values()) == stats.block_bytes
     clock.now = 10.0
     assert retained(engine, whole)[:2] == [(4, 35), (8, 35)]
@@ -194,13 +194,44 @@ def test_a_kept_head_outlives_its_conversation(make_engine) -> None:
     engine.cache.check()
 
 
+def test_a_state_behind_an_answer_is_worth_the_prompt_before_it() -> None:
+    plan = RetentionPlan(10, (TokenRange(0, 5, 90), TokenRange(5, None, 50)), decode_priority=20)
+    assert [plan.state_at(offset, 0.0).priority for offset in (5, 6, 10, 11, 30)] == [90, 50, 50, 50, 50]
+    assert RetentionPlan(10, (TokenRange(0, None, 10),), 20).state_at(30, 0.0).priority == 20
+    assert RetentionPlan(decode_priority=20).state_at(30, 0.0).priority == 20
+
+
+@pytest.mark.parametrize("snapshots", [6, 9, 20])
+def test_low_priority_of_answers_costs_conversations_nothing(make_engine, snapshots) -> None:
+    """Their newest points are behind answers: were those the first to go, the next turns would find older ones."""
+
+    def prefilled(decode_priority: int) -> int:
+        engine = make_engine(block=4, snapshots=snapshots)
+        histories = [(*A, 100 + number) for number in range(4)]
+        total = 0
+        for turn in range(32):
+            number = (turn * turn + turn // 3) % 4
+            prompt, answer = (*histories[number], *range(turn, turn + 9)), tuple(range(turn, turn + 5))
+            total += engine.turn(
+                prompt,
+                answer=answer,
+                stable=[len(prompt)],
+                ranges=(TokenRange(0, 16, 90),),
+                decode_priority=decode_priority,
+            )
+            histories[number] = prompt + answer
+        return total
+
+    assert prefilled(30) == prefilled(35)
+
+
 def test_what_is_cached_already_is_raised_alone(make_engine) -> None:
     engine = make_engine(block=4)
     engine.turn(A, every=8)
-    engine.cache.keep(A[:9], RetentionPlan(9, (TokenRange(0, 8, 90),)))
+    engine.cache.keep(A[:9], RetentionPlan(9, (TokenRange(0, 8, 90),)), namespace=bytes(16))
     assert retained(engine, A) == [(4, 90), (8, 90), (12, 35), (15, 35)]
     assert snapshots(engine) == {8: 90, 15: 35}
-    engine.cache.keep(B, RetentionPlan(16, (TokenRange(0, 8, 90),)))
+    engine.cache.keep(B, RetentionPlan(16, (TokenRange(0, 8, 90),)), namespace=bytes(16))
     engine.cache.check()
 
 
