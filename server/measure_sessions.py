@@ -35,7 +35,7 @@ _TURN_TOKENS: Final = 500  # new ones of each turn, about
 _SLOTS: Final = 4
 _TOOL_S: Final = (0.01, 0.2)
 _TIMING: Final = ScriptTiming(prefill_token_s=20e-6, decode_step_s=1e-3)
-_SCALED: Final = AdmissionSettings(interval_s=0.05, acting_hold_s=0.05, resume_timeout_s=18.0)
+_SCALED: Final = AdmissionSettings(interval_s=0.05, acting_hold_s=0.05, patience_s=0.6, resume_timeout_s=18.0)
 _OFFLOAD_BYTES: Final = 1 << 30
 
 
@@ -76,22 +76,22 @@ class SessionsCost:
 def print_sessions(cost: SessionsCost, console: Console) -> None:
     """The runs as a table; "x alone" compares the tokens prefilled per turn."""
     alone = cost.runs[0].prefilled_per_turn
-    table = Table(
-        "run", "turns", "failed", "finished", "prompt tokens", "prefilled/turn", "x alone", "longest turn", "moves"
-    )
+    table = Table("run", "finished", "failed", "prefilled/turn", "x alone", "longest turn", "out, in")
     for run in cost.runs:
         table.add_row(
             run.name,
-            str(run.turns),
+            str(run.finished),
             str(run.failed),
-            f"{run.finished} of {cost.sessions}",
-            f"{run.prompt_tokens:,}",
             f"{run.prefilled_per_turn:.1f}",
             f"{run.prefilled_per_turn / alone:.2f}",
             f"{run.longest_wait_s:.2f} s",
-            f"{run.offloads} out, {run.recalls} in",
+            f"{run.offloads}, {run.recalls}",
         )
-    console.print(f"{cost.sessions} sessions; the cache holds {cost.budget_share:.0%} of what they need in the end")
+    turns, tokens = cost.runs[0].turns, cost.runs[0].prompt_tokens
+    console.print(
+        f"{cost.sessions} sessions, {turns} turns, {tokens:,} prompt tokens; "
+        f"the cache holds {cost.budget_share:.0%} of what they need in the end"
+    )
     console.print(table)
 
 

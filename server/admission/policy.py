@@ -7,15 +7,17 @@ waits until there is room. What must stay true:
 * A program that is admitted or resumed fits, unless its turn waited `resume_timeout_s` or is too large to fit beside
   anything and nothing runs. So every turn runs at last.
 * A turn of an active program never waits, however many the program has.
-* A new program does not pass one that waits. Among those that wait, the order is: larger than the ceiling last; then
-  paused ones before new ones, the smaller first, equal ones by their time. The first that does not fit holds up the
-  rest, so that small programs cannot starve a larger one.
+* A new program does not pass one that waits. Among those that wait, the order is: larger than the ceiling last; before
+  the others those whose turn waited `patience_s`, by their time; then paused ones before new ones, the smaller first,
+  equal ones by their time. The first that does not fit holds up the rest, so that small programs cannot starve a
+  larger one.
 * A program paused in an evaluation is not resumed in it. The last active program is paused only for one that waits.
 * `used` is the sum over the active programs.
 
 Source: ThunderAgent as in NVIDIA Dynamo 1.6.1. Differences: capacity is blocks and snapshots of one engine; every event
 is followed by an evaluation, so that nothing waits for a tick; a new program is admitted up to `pause_threshold`, so
-that no admission leads to a pause; a program that acts for `acting_hold_s` makes room for one that waits.
+that no admission leads to a pause; a program that acts makes room for one that waits, after `acting_hold_s`, and at
+once for one that waited `patience_s`.
 """
 
 from __future__ import annotations
@@ -165,10 +167,11 @@ class Scheduler:
 
     def _evaluate(self, *, acting_too: bool = False) -> None:
         """Resume, force, pause. `acting_too`: when nobody waits, programs without a turn are resumed as well."""
+        before = list(self._paused.values())
         self._resume_waiting()
         self._force()
         if acting_too and not self._waiting:
-            for program in sorted(self._paused.values(), key=self._order):
+            for program in sorted(filter(lambda each: not each.active, before), key=self._order):
                 if not self._fits(program, self.settings.resume_ceiling):
                     break
                 self._activate(program, "resume", reason="acting")
@@ -193,7 +196,7 @@ class Scheduler:
 
     def _room_for(self, program: Program) -> list[Program]:
         """Programs that acted for long enough, the longest first, whose pause lets this one fit; [] when none do."""
-        latest = self._clock() - self.settings.acting_hold_s
+        latest = self._clock() - (0.0 if self._impatient(program) else self.settings.acting_hold_s)
         acting = [other for other in self._active.values() if not other.turns]
         left = self.used.plus(program.need)
         found: list[Program] = []
@@ -241,9 +244,15 @@ class Scheduler:
             self._decide(program, "mark")
         return paused
 
-    def _order(self, program: Program) -> tuple[bool, bool, float, float]:
+    def _order(self, program: Program) -> tuple[bool, bool, float, bool, float, float]:
         """Who is resumed first; see the module's docstring."""
-        return self._oversized(program), program.held == 0, self._size(program), program.paused_since or 0.0
+        patient = not self._impatient(program)
+        since = 0.0 if patient else program.turns[0].arrived
+        size, paused = self._size(program), program.paused_since or 0.0
+        return self._oversized(program), patient, since, program.held == 0, size, paused
+
+    def _impatient(self, program: Program) -> bool:
+        return bool(program.turns) and self._clock() - program.turns[0].arrived >= self.settings.patience_s
 
     # Bookkeeping
 

@@ -17,7 +17,7 @@ _COUNTS = ("snapshots_per_session", "max_sessions", "max_waiting")
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
     """Shares are of the cache's capacity. Times in seconds. Names and defaults as in Dynamo's ThunderAgent router,
-    but for `snapshots_per_session`, `acting_hold_s`, `max_sessions` and `max_waiting`, which are ours.
+    but for `snapshots_per_session`, `acting_hold_s`, `patience_s`, `max_sessions` and `max_waiting`, which are ours.
     """
 
     pause_threshold: float = 0.95  # above this programs are paused; nothing new is admitted beyond it
@@ -33,6 +33,7 @@ class AdmissionSettings:
     retention_s: float = 1800.0  # a program without a turn for this long is forgotten
     snapshots_per_session: int = 3  # recurrent snapshots that a program is counted with
     acting_hold_s: float = 5.0  # for this long a program between turns keeps its place against turns that wait
+    patience_s: float = 60.0  # a turn that waited this long goes before others, and acting programs make room at once
     max_sessions: int = 10_000  # programs that are known; beyond it the one that was idle longest is forgotten
     max_waiting: int = 256  # turns that may wait
 
@@ -55,7 +56,7 @@ class AdmissionSettings:
         for name in _SECONDS:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}: must be positive, got {getattr(self, name)}")
-        for name in ("acting_hold_s", "buffer_tokens"):
+        for name in ("acting_hold_s", "patience_s", "buffer_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: must not be negative, got {getattr(self, name)}")
         if not 0 <= self.acting_token_weight <= 1:

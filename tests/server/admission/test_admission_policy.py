@@ -465,3 +465,20 @@ def test_the_budget_of_an_engine(blocks: int, snapshots: int) -> None:
     else:
         with pytest.raises(ConfigError, match="admission needs a cache"):
             Budget.of_cache(executor.info, cache.stats())
+
+
+def test_a_turn_that_waited_long_goes_first_and_takes_the_place_of_one_that_acts() -> None:
+    desk = Desk(acting_hold_s=1e6, patience_s=60.0)
+    desk.acting(a=400, b=400)
+    a, b = desk.arrive("a", 400), desk.arrive("b", 400)
+    new = desk.arrive("new", 300)
+    assert new.admitted is None
+    desk.finish(a, 400)
+    assert new.admitted is None, "a keeps its place"
+    desk.now += 61.0
+    late = desk.arrive("late", 10)
+    assert new.admitted is not None, "whoever acts makes room now"
+    assert desk.told("pause") == ["a"]
+    assert late.admitted is None or late.admitted >= new.admitted
+    desk.finish(b, 400)
+    desk.finish(new, 300)
