@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgellm.server.sessions.identity import identify
+
 from .clients import Client, Outcome
 from .reading import Answer, generates, path_of, read_answer
 from .script import AFTER, PRINTED, TASK
@@ -17,7 +19,7 @@ LEAST_SHARE = 0.9  # of a prompt that must come from the cache where the history
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request that was answered with tokens. `tools`: names that it declares; `of_task`: it is a step of the task."""
+    """A request that was answered with tokens. `tools`: names that it declares; `of_task`: its history has the task."""
 
     exchange: Exchange
     answer: Answer
@@ -42,13 +44,18 @@ class Report:
         return [turn for turn in self.turns if turn.of_task]
 
     @property
+    def delegated(self) -> list[Turn]:
+        """Steps of sub-agents."""
+        return [turn for turn in self.turns if turn.tools and not turn.of_task]
+
+    @property
     def called(self) -> list[str]:
         return [name for turn in self.steps for name, _ in turn.answer.calls]
 
     @property
     def share(self) -> float:
-        """Of the prompt tokens of all steps after the first, how many came from the cache."""
-        later = self.steps[1:]
+        """Of the prompt tokens of all steps after an agent's first, how many came from the cache."""
+        later = [*self.steps[1:], *self.delegated[1:]]
         return sum(t.answer.cached_tokens for t in later) / max(1, sum(t.answer.prompt_tokens for t in later))
 
 
@@ -87,20 +94,27 @@ def _names(tools: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 def _sessions(client: Client, report: Report) -> Iterator[str]:
     for turn in report.turns:
-        sent = dict(turn.exchange.headers).get(client.session_header) if client.session_header else None
-        if turn.session != sent:
-            yield f"session {sent!r} was read as {turn.session!r}"
-    if len({turn.session for turn in report.steps}) > 1:
+        sent = dict(turn.exchange.headers)
+        expected = next((sent[name] for name in client.session_headers if name in sent), None)
+        if turn.session != expected:
+            yield f"session {expected!r} was read as {turn.session!r}"
+    if not client.session_headers or not report.steps:
+        return
+    root = report.steps[0].session
+    if root is None or any(turn.session != root for turn in report.steps):
         yield f"the task's turns are of several sessions: {sorted({str(turn.session) for turn in report.steps})}"
-    if client.session_header and not all(turn.session for turn in report.steps):
-        yield f"a turn without {client.session_header}"
+    for turn in report.delegated:
+        identity = identify([(name.encode(), value.encode()) for name, value in turn.exchange.headers])
+        if identity is None or identity.session_id == root or identity.parent_id != root:
+            yield f"a sub-agent of {root} was read as {identity}"
 
 
 def _reuse(report: Report) -> Iterator[str]:
-    for number, turn in enumerate(report.steps[1:], 2):
-        cached, prompt = turn.answer.cached_tokens, turn.answer.prompt_tokens
-        if cached < LEAST_SHARE * prompt:
-            yield f"step {number}: {cached} of {prompt} prompt tokens came from the cache"
+    for who, turns in (("step", report.steps), ("sub-agent's step", report.delegated)):
+        for number, turn in enumerate(turns[1:], 2):
+            cached, prompt = turn.answer.cached_tokens, turn.answer.prompt_tokens
+            if cached < LEAST_SHARE * prompt:
+                yield f"{who} {number}: {cached} of {prompt} prompt tokens came from the cache"
 
 
 def judge(client: Client, outcomes: Sequence[Outcome], file: str, exchanges: Sequence[Exchange]) -> Report:
@@ -117,6 +131,8 @@ def judge(client: Client, outcomes: Sequence[Outcome], file: str, exchanges: Seq
         problems.append(f"the file was not edited: {file!r}")
     if not any(client.edits(*call) for turn in report.steps for call in turn.answer.calls):
         problems.append(f"it edited with none of its own tools: {report.called}")
+    if not report.delegated:
+        problems.append("there was no sub-agent")
     told = [turn for turn in report.steps if turn.answer.text.endswith(f"```\n{PRINTED}\n```")]
     if len(told) != len(outcomes):
         problems.append(f"{len(told)} of {len(outcomes)} last texts say what the program printed")

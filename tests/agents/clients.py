@@ -33,8 +33,9 @@ class Client:
     environment: besides PATH and HOME.
     prepare: writes its settings.
     edits: whether a call (tool, arguments) is the agent's own way to edit a file.
-    session_header: that names its session; None: it sends none.
-    rewrites: tools whose calls it sends back otherwise than the model wrote them, so that they are read anew.
+    session_headers: that name its session, a sub-agent's own first; empty: it sends none.
+    interrupts: tools behind whose calls the prompt parts from what the model wrote: the agent sends the call back
+        otherwise, or adds a text of the user to its result.
     probes: (method, path, status) of requests that need not succeed.
     """
 
@@ -46,8 +47,8 @@ class Client:
     environment: Callable[[Place], dict[str, str]]
     prepare: Callable[[Place], None]
     edits: Callable[[str, str], bool]
-    session_header: str | None
-    rewrites: frozenset[str] = frozenset()
+    session_headers: tuple[str, ...]
+    interrupts: frozenset[str] = frozenset()
     probes: frozenset[tuple[str, str, int]] = frozenset()
 
 
@@ -188,8 +189,8 @@ CLIENTS: Final = {
             environment=_claude,
             prepare=_nothing,
             edits=lambda tool, _: tool == "Edit",
-            session_header="x-claude-code-session-id",
-            rewrites=frozenset({"Edit"}),  # with the default of `replace_all`, in front
+            session_headers=("x-claude-code-agent-id", "x-claude-code-session-id"),
+            interrupts=frozenset({"Edit"}),  # comes back with the default of `replace_all`, in front
             probes=frozenset({("HEAD", "/", 404)}),
         ),
         Client(
@@ -203,7 +204,8 @@ CLIENTS: Final = {
             edits=lambda tool, arguments: (
                 tool == "exec_command" and "apply_patch" in arguments
             ),  # it sees to that itself
-            session_header="thread-id",
+            session_headers=("thread-id",),
+            interrupts=frozenset({"wait_agent"}),  # a notice from the sub-agent
         ),
         Client(
             name="codex-catalog",
@@ -214,7 +216,8 @@ CLIENTS: Final = {
             environment=lambda _: {"LOCAL_KEY": "none"},
             prepare=_codex_catalog,
             edits=lambda tool, _: tool == "apply_patch",
-            session_header="thread-id",
+            session_headers=("thread-id",),
+            interrupts=frozenset({"wait_agent"}),  # a notice from the sub-agent
         ),
         Client(
             name="opencode",
@@ -225,7 +228,7 @@ CLIENTS: Final = {
             environment=lambda _: {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"},
             prepare=_opencode_settings,
             edits=lambda tool, _: tool == "edit",
-            session_header="x-session-id",
+            session_headers=("x-session-id",),
         ),
         Client(
             name="qwen-code",
@@ -244,7 +247,7 @@ CLIENTS: Final = {
             },
             prepare=_nothing,
             edits=lambda tool, _: tool == "edit",
-            session_header=None,
+            session_headers=(),
         ),
     )
 }

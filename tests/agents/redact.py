@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .clients import Client, Place
-from .script import AFTER, AGAIN, BEFORE, FILE, SHORT, TASK, TOLD, steps
+from .script import AFTER, AGAIN, BEFORE, DELEGATE, FILE, SHORT, TASK, TOLD, WAIT, delegation, steps
 from .serving import Exchange
 
 FIXTURES: Final = Path(__file__).resolve().parent / "fixtures"
@@ -28,7 +28,20 @@ _GRAMMAR: Final = 'start: LINE+\nLINE: /[^\\n]*/ "\\n"\n'
 # Values that are structure, by key. Every other text is wording.
 _STRUCTURE: Final = frozenset(
     {
-        *("type", "role", "name", "model", "id", "call_id", "tool_call_id", "tool_use_id", "status", "syntax", "phase"),
+        *(
+            "type",
+            "role",
+            "name",
+            "model",
+            "id",
+            "call_id",
+            "tool_call_id",
+            "tool_use_id",
+            "status",
+            "namespace",
+            "syntax",
+            "phase",
+        ),
         *(
             "$schema",
             "required",
@@ -49,7 +62,7 @@ _OWN_TEXT: Final = ("thinking", "arguments", "input", "reasoning_content")  # ou
 _IDS: Final = (
     re.compile(r"(?<![0-9a-f])[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}(?![0-9a-f])"),
     re.compile(r"\b[a-z]{2,6}_(?=[A-Za-z]*\d)[0-9A-Za-z]{16,}\b(?!-)"),
-    re.compile(r"\b[0-9a-f]{32,64}\b"),
+    re.compile(r"\b(?=[0-9]*[a-f])[0-9a-f]{16,64}\b"),
 )
 _SOME_TIME: Final = 1_767_225_600_000  # milliseconds
 _TIMES: Final = range(1_600_000_000_000, 4_000_000_000_000)  # numbers that tell when it was recorded
@@ -67,8 +80,8 @@ class Redactor:
     def __init__(self, place: Place) -> None:
         self._folders = {str(place.work): WORK, str(place.home): HOME, place.server: "http://server"}
         self._ids: dict[str, str] = {}
-        own = [TASK, AGAIN, TOLD, BEFORE, AFTER, SHORT, f"{WORK}/{FILE}", FILE, WORK]
-        for step in steps(f"{WORK}/{FILE}"):
+        own = [TASK, AGAIN, DELEGATE, TOLD, BEFORE, AFTER, SHORT, f"{WORK}/{FILE}", FILE, WORK]
+        for step in (*steps(f"{WORK}/{FILE}"), *delegation((WAIT,), "")):
             own += [step.why, step.thought, *(v for v in step.values.values() if isinstance(v, str) and len(v) > 3)]
         lines = {line for text in own for line in text.split("\n")}
         kept = sorted(lines | {"hello", "helo"}, key=len, reverse=True)
@@ -88,7 +101,7 @@ class Redactor:
 
     def _value(self, key: str | None, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {name: self._value(name, item) for name, item in value.items()}
+            return {self._named(name): self._value(name, item) for name, item in value.items()}
         if isinstance(value, list):
             return [self._value(key, item) for item in value]
         if not isinstance(value, str):

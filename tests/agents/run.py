@@ -20,7 +20,7 @@ from rich.table import Table
 from .checks import Report, judge
 from .clients import CLIENTS, Client, Outcome, Place, prepare, say
 from .redact import write_fixture
-from .script import AGAIN, FILE, TASK
+from .script import AGAIN, DELEGATE, FILE, TASK
 from .serving import Exchange, served
 
 HERE: Final = Path(__file__).resolve().parent
@@ -53,14 +53,16 @@ def installed_version(client: Client) -> str | None:
 
 
 def run(client: Client, limit_s: float, *, record: bool) -> tuple[Report, list[Outcome]]:
-    """One agent on a server of its own: the task, then one more text in the same session."""
+    """One agent on a server of its own: three texts in one session."""
     exchanges: list[Exchange] = []
     with tempfile.TemporaryDirectory(prefix="edgellm-agent-") as folder, served(exchanges) as server:
         place = Place(server, Path(folder) / "home", Path(folder) / "work")
         prepare(client, place)
-        outcomes = [say(client, BINARIES, place, TASK, limit_s)]
-        if outcomes[0].status == 0:
-            outcomes.append(say(client, BINARIES, place, AGAIN, limit_s, again=True))
+        outcomes: list[Outcome] = []
+        for text in (TASK, AGAIN, DELEGATE):
+            outcomes.append(say(client, BINARIES, place, text, limit_s, again=bool(outcomes)))
+            if outcomes[-1].status != 0:
+                break
         report = judge(client, outcomes, (place.work / FILE).read_text(), exchanges)
         if record and not report.problems:
             write_fixture(client, exchanges, place)
@@ -78,7 +80,15 @@ def main() -> None:
     install(clients)
     console = Console(width=160)
     table = Table(
-        "agent", "version", "requests", "turns", "prompt tokens", "from cache", "session", "tools used", "result"
+        "agent",
+        "version",
+        "requests",
+        "turns + sub-agent's",
+        "prompt tokens",
+        "from cache",
+        "session",
+        "tools used",
+        "result",
     )
     failed: dict[str, list[str]] = {}
     for client in clients:
@@ -94,11 +104,11 @@ def main() -> None:
             client.name,
             client.version,
             str(report.requests),
-            f"{len(report.steps)} of {len(report.turns)}",
+            f"{len(report.steps)} + {len(report.delegated)}",
             f"{min(tokens)} to {max(tokens)}" if tokens else "-",
             f"{report.share:.1%}",
-            client.session_header or "none sent",
-            ", ".join(report.called),
+            ", ".join(client.session_headers) or "none sent",
+            ", ".join(dict.fromkeys(report.called)),
             "ok" if not report.problems else f"{len(report.problems)} problems",
         )
     console.print(table)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,12 +28,15 @@ TASK: Final = (
 )  # without quotes, which some agents escape
 AGAIN: Final = f"Now run {FILE} once more and tell me what it prints."
 TOLD: Final = f"`{FILE}` prints:"
+DELEGATE: Final = f"Let a sub-agent run {FILE} and tell me what it prints."
 SHORT: Final = "Fix a greeting"
 REFUSAL: Final = "I cannot do this with the tools I have"
 
 SHELL: Final = ("Bash", "bash", "run_shell_command", "exec_command", "shell_command", "shell", "local_shell")
 READ: Final = ("Read", "read", "read_file")
 EDIT: Final = ("Edit", "edit", "apply_patch")
+START: Final = ("Agent", "agent", "task", "multi_agent_v1__spawn_agent")
+WAIT: Final = "multi_agent_v1__wait_agent"
 
 _LIST: Final = 'ls -d "$PWD"/*'
 _SHOW: Final = f"cat {FILE}"
@@ -71,6 +74,18 @@ def steps(path: str) -> list[Step]:
     ]
 
 
+def delegation(tools: Collection[str], started: str) -> list[Step]:
+    """The way to the end through a sub-agent, who is told `AGAIN`. `started`: what the call that started it gave."""
+    kind = "general" if "task" in tools else "general-purpose"
+    orders = {"description": "Run the program", "prompt": AGAIN, "message": AGAIN, "subagent_type": kind}
+    way = [Step("start", "I let another do it.", "A sub-agent can.", START, {**orders, "run_in_background": False})]
+    if WAIT in tools:
+        found = _UUID.search(started)
+        waiting = {"targets": [found[0] if found else started], "timeout_ms": 60_000}
+        way.append(Step("wait", "I wait for it.", "It needs a moment.", (WAIT,), waiting))
+    return way
+
+
 def _command(line: str, description: str) -> dict[str, Any]:
     return {"command": line, "cmd": line, "description": description}
 
@@ -86,13 +101,15 @@ def answer(transcript: Transcript) -> str:
 
 
 def _said(transcript: Transcript) -> tuple[str, str]:
-    place = max((n for n, text in enumerate(transcript.asked) if TASK in text or AGAIN in text), default=None)
+    place = max((n for n, text in enumerate(transcript.asked) if any(told in text for told in _ORDERS)), default=None)
     if place is None or not transcript.tools:
         return "A title will do.", SHORT
     calls = [call for call in transcript.calls if call.asked > place and call.result is not None]
-    way = steps(_listed_path(calls))
-    if AGAIN in transcript.asked[place]:
-        way = way[-1:]
+    order = next(told for told in _ORDERS if told in transcript.asked[place])
+    if order == DELEGATE:
+        way = delegation(transcript.tools, str(calls[0].result) if calls else "")
+    else:
+        way = steps(_listed_path(calls))[-1 if order == AGAIN else 0 :]
     if len(calls) >= len(way):
         return "That is all.", f"{TOLD}\n\n```\n{_printed(calls[len(way) - 1])}\n```"
     step = way[len(calls)]
@@ -113,6 +130,8 @@ def _printed(call: Call) -> str:
     return found[0] if found else f"(something else: {call.result})"
 
 
+_ORDERS: Final = (DELEGATE, AGAIN, TASK)
+_UUID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _FILLERS: Final[dict[str, Any]] = {"boolean": False, "integer": 0, "number": 0, "array": [], "object": {}}
 
 
@@ -123,7 +142,8 @@ def _call_text(name: str, schema: dict[str, Any], values: dict[str, Any]) -> str
     for parameter, kind in declared.items():
         if parameter in values:
             value = values[parameter]
-            given[parameter] = ["bash", "-lc", value] if kind.get("type") == "array" else value
+            shell = kind.get("type") == "array" and isinstance(value, str)
+            given[parameter] = ["bash", "-lc", value] if shell else value
         elif parameter in schema.get("required", ()):
             given[parameter] = _FILLERS.get(kind.get("type"), "")
     lines = [

@@ -62,7 +62,7 @@ def read_transcript(tokenizer: Tokenizer, prompt: Sequence[int]) -> Transcript:
         elif role == "assistant":
             calls += [(len(asked), name, dict(_PARAMETER.findall(body))) for name, body in _CALL.findall(text)]
         elif role == "user" and len(results) < len(calls) and (found_results := _RESULT.findall(text)):
-            results += found_results
+            results += found_results[: len(calls) - len(results)]  # behind them may stand what the agent itself says
         elif role == "user":
             asked.append(text)
     padded: list[str | None] = [*results, *[None] * (len(calls) - len(results))]
