@@ -16,7 +16,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 
-from edgellm.cli_options import BundleArg, ContextOpt, JsonOpt, NoCacheOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
+from edgellm.cli_options import (
+    BundleArg,
+    CacheDirOpt,
+    ContextOpt,
+    JsonOpt,
+    NoCacheOpt,
+    NoSpeculationOpt,
+    SlotsOpt,
+    ThreadsOpt,
+)
 from edgellm.errors import EdgeLLMError
 from edgellm.jetson.command import doctor, plan
 from edgellm.quantize.command import quantize
@@ -262,7 +271,7 @@ def replay(
     slots: SlotsOpt = 4,
     threads: ThreadsOpt = None,
     no_speculation: NoSpeculationOpt = False,
-    cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
+    cache_dir: CacheDirOpt = None,
     model: Annotated[
         str | None, typer.Option(help="Model name to send to a server (default: the first it lists).")
     ] = None,

@@ -14,3 +14,8 @@ ThreadsOpt = Annotated[int | None, typer.Option(min=1, help="CPU threads (defaul
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 NoSpeculationOpt = Annotated[bool, typer.Option("--no-speculation", help="Decode without drafts.")]
 NoCacheOpt = Annotated[bool, typer.Option("--no-cache", help="Do not read or write the prefix cache.")]
+PrefillChunkOpt = Annotated[int, typer.Option(min=1, help="Tokens prefilled between decode steps.")]
+ColdOpt = Annotated[bool, typer.Option("--no-cache", help="Prefill every prompt from its start.")]
+CacheBytesOpt = Annotated[int | None, typer.Option(help="Bytes for cached KV blocks (default: from free memory).")]
+SnapshotBytesOpt = Annotated[int | None, typer.Option(help="Bytes for recurrent snapshots.")]
+CacheDirOpt = Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")]

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from edgellm.cli_options import BundleArg, ContextOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
+from edgellm.cli_options import (
+    BundleArg,
+    CacheBytesOpt,
+    CacheDirOpt,
+    ColdOpt,
+    ContextOpt,
+    NoSpeculationOpt,
+    PrefillChunkOpt,
+    SlotsOpt,
+    SnapshotBytesOpt,
+    ThreadsOpt,
+)
 from edgellm.text.dialects import DIALECTS
 
 if TYPE_CHECKING:
@@ -92,14 +103,12 @@ def serve(
     context: ContextOpt = None,
     slots: SlotsOpt = 4,
     threads: ThreadsOpt = None,
-    prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens prefilled between decode steps.")] = 512,
+    prefill_chunk: PrefillChunkOpt = 512,
     no_speculation: NoSpeculationOpt = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Prefill every prompt from its start.")] = False,
-    cache_bytes: Annotated[
-        int | None, typer.Option(help="Bytes for cached KV blocks (default: from free memory).")
-    ] = None,
-    snapshot_bytes: Annotated[int | None, typer.Option(help="Bytes for recurrent snapshots.")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
+    no_cache: ColdOpt = False,
+    cache_bytes: CacheBytesOpt = None,
+    snapshot_bytes: SnapshotBytesOpt = None,
+    cache_dir: CacheDirOpt = None,
 ) -> None:
     """Serve the OpenAI-compatible endpoint."""
     from edgellm.errors import ConfigError

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from edgellm.cli_options import BundleArg, ContextOpt, NoSpeculationOpt, SlotsOpt, ThreadsOpt
+from edgellm.cli_options import (
+    BundleArg,
+    CacheBytesOpt,
+    CacheDirOpt,
+    ColdOpt,
+    ContextOpt,
+    NoSpeculationOpt,
+    PrefillChunkOpt,
+    SlotsOpt,
+    SnapshotBytesOpt,
+    ThreadsOpt,
+)
 from edgellm.text.dialects import DIALECTS
 
 
@@ -40,14 +51,12 @@ def worker(
     context: ContextOpt = None,
     slots: SlotsOpt = 4,
     threads: ThreadsOpt = None,
-    prefill_chunk: Annotated[int, typer.Option(min=1, help="Tokens prefilled between decode steps.")] = 512,
+    prefill_chunk: PrefillChunkOpt = 512,
     no_speculation: NoSpeculationOpt = False,
-    no_cache: Annotated[bool, typer.Option("--no-cache", help="Prefill every prompt from its start.")] = False,
-    cache_bytes: Annotated[
-        int | None, typer.Option(help="Bytes for cached KV blocks (default: from free memory).")
-    ] = None,
-    snapshot_bytes: Annotated[int | None, typer.Option(help="Bytes for recurrent snapshots.")] = None,
-    cache_dir: Annotated[Path | None, typer.Option(help="Keep shared prefixes here across restarts.")] = None,
+    no_cache: ColdOpt = False,
+    cache_bytes: CacheBytesOpt = None,
+    snapshot_bytes: SnapshotBytesOpt = None,
+    cache_dir: CacheDirOpt = None,
 ) -> None:
     """Serve a bundle as a worker behind the frontend of another system: NVIDIA Dynamo."""
     from edgellm.errors import ConfigError

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from bare_llm import bare_llm
+from watched import Watched
 
 from edgellm.errors import RequestError
 from edgellm.server import chat, completions
@@ -63,18 +64,6 @@ VALUES: dict[str, Any] = {  # one that is accepted, for every honoured field
     **dict.fromkeys(("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")),
     **dict.fromkeys(("json_schema", "regex", "ebnf", "grammar")),
 }
-
-
-class Watched(dict[str, Any]):
-    """Notes which keys were asked for."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.seen: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.seen.add(key)
-        return super().get(key, default)
 
 
 def sdk_fields(*kinds: Any) -> set[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from bare_llm import bare_llm
+from watched import Watched
 
 from edgellm.errors import RequestError
 from edgellm.server.openapi import openapi_document
@@ -38,18 +39,6 @@ VALUES: dict[str, Any] = {  # one that is accepted, for every honoured field
     "prediction": {"type": "content", "content": "hi"},
     "cache_salt": "s",
 }
-
-
-class Watched(dict[str, Any]):
-    """Notes which keys were asked for."""
-
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self.seen: set[str] = set()
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.seen.add(key)
-        return super().get(key, default)
 
 
 @pytest.fixture(scope="module")
