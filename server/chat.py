@@ -21,7 +21,7 @@ from edgellm.server.body import parse_object
 from edgellm.server.caller import ANONYMOUS, Caller
 from edgellm.server.chat_answer import ChatChoice
 from edgellm.server.choices import read_n
-from edgellm.server.conversation import Conversation, prepare, read_template_kwargs
+from edgellm.server.conversation import Conversation, prepare, template_options
 from edgellm.server.fields import Fields, bad_value, unsupported
 from edgellm.server.messages import read_messages, read_tools
 from edgellm.server.names import check_model, system_fingerprint
@@ -142,7 +142,7 @@ def render_options(fields: Fields, settings: ServerSettings) -> dict[str, Any]:
     effort = fields.string("reasoning_effort")
     if thinking is None:
         thinking = settings.enable_thinking and effort != "none"
-    options: dict[str, Any] = {"enable_thinking": thinking, **read_template_kwargs(fields)}
+    options = template_options(fields, settings, thinking=thinking)
     if fields.boolean("continue_final_message"):
         options["continue_final_message"] = True
     elif fields.boolean("add_generation_prompt") is False:

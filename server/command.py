@@ -57,6 +57,10 @@ def serve(
         typer.Option(help="Where a request is silent: model (what the checkpoint recommends) | openai (temperature 1)"),
     ] = "model",
     thinking: Annotated[bool, typer.Option(help="Thinking on unless a request says otherwise.")] = False,
+    preserve_thinking: Annotated[
+        bool,
+        typer.Option(help="Earlier turns keep their reasoning in the prompt: agents that send it reuse all of it."),
+    ] = False,
     reasoning_field: Annotated[
         str, typer.Option(help="Where answers carry their reasoning: reasoning_content | reasoning")
     ] = "reasoning_content",
@@ -139,6 +143,7 @@ def serve(
         log_format=log_format,
         shutdown_grace_s=shutdown_grace,
         enable_thinking=thinking,
+        preserve_thinking=preserve_thinking,
         reasoning_field=reasoning_field,
         preambles=Preambles.of((BILLING_HEADER, *(preamble or ())) if strip_preamble else ()),
         tool_dispatch=tool_dispatch,

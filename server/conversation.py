@@ -118,17 +118,20 @@ def prepare(conversation: Conversation, llm: LLM, settings: ServerSettings, *, p
     return Prepared(rendered, requests, said)
 
 
-def read_template_kwargs(fields: Fields) -> dict[str, Any]:
-    """`chat_template_kwargs`: the template's own arguments.
+def template_options(fields: Fields, settings: ServerSettings, *, thinking: bool) -> dict[str, Any]:
+    """The template's arguments: what `thinking` and the settings say, and above it `chat_template_kwargs`.
 
     Raises:
         RequestError: one of them is the server's to set.
     """
+    options: dict[str, Any] = {"enable_thinking": thinking}
+    if settings.preserve_thinking:
+        options["preserve_thinking"] = True
     given = fields.fields("chat_template_kwargs")
     if given is None:
-        return {}
+        return options
     for name in sorted(_RESERVED_KWARGS & given.data.keys()):
         raise bad_value(given.at(name), "is set by the server")
     for name in ("enable_thinking", "preserve_thinking"):
         given.boolean(name)
-    return {name: value for name, value in given.data.items() if value is not None}
+    return options | {name: value for name, value in given.data.items() if value is not None}

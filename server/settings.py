@@ -53,6 +53,7 @@ class ServerSettings:
     log_format: str = "text"  # or "json"
     reasoning_field: str = "reasoning_content"  # or "reasoning": where answers carry it; requests may use either
     enable_thinking: bool = False  # unless chat_template_kwargs says otherwise
+    preserve_thinking: bool = False  # earlier turns keep their reasoning in the prompt, likewise
     sampling: SamplingParams = field(default_factory=_default_sampling)
     prefix_cache: bool = True
     preambles: Preambles = field(default_factory=Preambles)  # removed from the start of system prompts

@@ -22,7 +22,7 @@ from edgellm.server.anthropic.tools import read_choice, read_tools
 from edgellm.server.anthropic.turns import Turn, read_system, read_turns
 from edgellm.server.body import parse_object
 from edgellm.server.caller import ANONYMOUS, Caller
-from edgellm.server.conversation import Conversation, prepare, read_template_kwargs
+from edgellm.server.conversation import Conversation, prepare, template_options
 from edgellm.server.fields import Fields, bad_value
 from edgellm.server.names import check_model
 from edgellm.server.retention import read_cache
@@ -138,7 +138,7 @@ def _read(body: bytes, llm: LLM, settings: ServerSettings) -> _Asked:
         path,
         about_words=True,
     )
-    options: dict[str, Any] = {"enable_thinking": thinking, **_kept_thinking(fields), **read_template_kwargs(fields)}
+    options = _kept_thinking(fields) | template_options(fields, settings, thinking=thinking)
     last = turns[-1]
     if last["role"] == "assistant" and last["content"] and not last.get("tool_calls"):
         options["continue_final_message"] = True
@@ -159,7 +159,7 @@ def _thinking(fields: Fields, settings: ServerSettings) -> tuple[bool, int | Non
     return True, read_count(asked, "budget_tokens", low=0)
 
 
-def _kept_thinking(fields: Fields) -> dict[str, bool]:
+def _kept_thinking(fields: Fields) -> dict[str, Any]:
     """The template's argument for `clear_thinking` edits that keep all: without it a user's turn drops earlier ones.
 
     Other edits are the client's to make: the prompt is what the messages say.

@@ -449,3 +449,17 @@ def test_any_json_is_either_a_request_or_a_named_error(llm: Any, body: dict[str,
     except (RequestError, ApiError) as error:
         caught = error
     assert caught is None or caught.param is not None
+
+
+def test_a_server_may_keep_earlier_reasoning(llm: Any) -> None:
+    """Unless the request says otherwise."""
+    thought = {"role": "assistant", "content": "done", "reasoning_content": "a plan"}
+
+    def prompt(settings: ServerSettings, **body: Any) -> str:
+        data = json.dumps({"messages": [*HI, thought, *HI], **body}).encode()
+        return str(llm.tokenizer.decode(read_chat(data, llm, settings).requests[0].prompt))
+
+    keeps = ServerSettings(model="m", preserve_thinking=True)
+    assert "a plan" in prompt(keeps)
+    assert "a plan" not in prompt(SETTINGS)
+    assert "a plan" not in prompt(keeps, chat_template_kwargs={"preserve_thinking": False})
