@@ -37,6 +37,7 @@ MESSAGES: Final = Parameters(
     refused={
         "compaction": "this server makes no summaries; ask for one in words",
         "mcp_servers": "this server calls no MCP servers; connect them to the client",
+        "nvext": "belongs to /v1/chat/completions; here use cache_salt and the routing headers",
         "thread": f"{_NOT_STORED}; send the whole conversation",
     },
     ignored={

@@ -45,6 +45,7 @@ RESPONSE: Final = Parameters(
         "messages": "belongs to /v1/chat/completions; use input",
         "moderation": "moderation is not supported",
         "n": "a response is one answer",
+        "nvext": "belongs to /v1/chat/completions; here use cache_salt, max_thinking_tokens and the routing headers",
         "prompt": "prompt templates are not kept on the server",
         "response_format": "belongs to /v1/chat/completions; use text.format",
         "top_logprobs": "log-probabilities are given by /v1/chat/completions",

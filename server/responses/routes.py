@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse
 
 from edgellm.server.caller import Caller
 from edgellm.server.errors import ApiError
-from edgellm.server.responses.shelf import Shelf, owner_of
-from edgellm.server.responses.store import Item
+from edgellm.server.responses.shelf import Shelf, owner_of, unknown_response
+from edgellm.server.responses.store import Item, Stored
 
 Found = TypeVar("Found")
 _PAGE: Final = 20
@@ -27,38 +27,52 @@ _PATH: Final = "/v1/responses/{response_id}"
 def add_responses(app: FastAPI, shelf: Shelf, caller_of: Callable[[Request], Caller], workers: Executor) -> None:
     """Routes by a response's id. The owner's tenant, if any, is the header's, or `cache_salt` of the query.
 
+    One that runs is looked at on the event loop, where it grows.
+
     Args:
         workers: where the store is read.
     """
 
-    async def off_loop(http: Request, look: Callable[[str, bytes], Found]) -> Found:
-        owner = owner_of(caller_of(http), http.query_params.get("cache_salt"))
-        response_id = http.path_params["response_id"]
+    def asked(http: Request) -> tuple[str, bytes]:
+        return http.path_params["response_id"], owner_of(caller_of(http), http.query_params.get("cache_salt"))
+
+    async def off_loop(look: Callable[[str, bytes], Found], response_id: str, owner: bytes) -> Found:
         return await asyncio.get_running_loop().run_in_executor(workers, look, response_id, owner)
+
+    async def find(http: Request) -> Stored:
+        """A response, as it stands now if it runs."""
+        response_id, owner = asked(http)
+        if (running := shelf.running(response_id, owner)) is not None:
+            return Stored(owner, running.answer.body(), running.items)
+        return await off_loop(shelf.stored, response_id, owner)
 
     @app.get(_PATH)
     async def retrieve(http: Request) -> JSONResponse:
         if http.query_params.get("stream", "false").lower() not in ("false", "0"):
             raise ApiError(400, "stream: a response that was made is given whole", param="stream")
-        return JSONResponse((await off_loop(http, shelf.find)).body)
+        return JSONResponse((await find(http)).body)
 
     @app.delete(_PATH)
     async def delete(http: Request) -> JSONResponse:
-        def remove(response_id: str, owner: bytes) -> dict[str, Any]:
-            found = shelf.find(response_id, owner)
-            shelf.store.delete(found.id, owner)
-            return {"id": found.id, "object": "response", "deleted": True}
-
-        return JSONResponse(await off_loop(http, remove))
+        response_id, owner = asked(http)
+        if shelf.running(response_id, owner) is not None:
+            message = f"response {response_id[:100]!r} is being made; cancel it first"
+            raise ApiError(400, message, param="response_id", code="response_in_progress")
+        if not await off_loop(shelf.store.delete, response_id, owner):
+            raise unknown_response(response_id, "response_id")
+        return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     @app.post(f"{_PATH}/cancel")
     async def cancel(http: Request) -> JSONResponse:
-        return JSONResponse(await off_loop(http, shelf.cancel))
+        response_id, owner = asked(http)
+        if (running := shelf.running(response_id, owner)) is not None:
+            return JSONResponse(running.answer.cancel())
+        return JSONResponse((await off_loop(shelf.stored, response_id, owner)).body)
 
     @app.get(f"{_PATH}/input_items")
     async def input_items(http: Request) -> JSONResponse:
         page = _page(http)
-        return JSONResponse(page((await off_loop(http, shelf.find)).items))
+        return JSONResponse(page((await find(http)).items))
 
 
 def _page(http: Request) -> Callable[[list[Item]], dict[str, Any]]:

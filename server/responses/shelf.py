@@ -16,7 +16,6 @@ from edgellm.server.fields import Fields
 from edgellm.server.responses.answer import ResponseAnswer
 from edgellm.server.responses.store import Item, Store, Stored
 from edgellm.server.turns import TurnRecord
-from edgellm.server.wire import Chunk
 
 
 def owner_of(caller: Caller, salt: str | None) -> bytes:
@@ -59,27 +58,16 @@ class Shelf:
             found = self._running.get(response_id)
         return found if found is not None and found.owner == owner and found.answer.running else None
 
-    def find(self, response_id: str, owner: bytes) -> Stored:
-        """A response, as it stands now if it runs.
+    def stored(self, response_id: str, owner: bytes) -> Stored:
+        """A response that has ended.
 
         Raises:
             ApiError: 404.
         """
-        if (running := self.running(response_id, owner)) is not None:
-            return Stored(owner, running.answer.body(), running.items)
-        stored = self.store.get(response_id, owner)
-        if stored is None:
+        found = self.store.get(response_id, owner)
+        if found is None:
             raise unknown_response(response_id, "response_id")
-        return stored
-
-    def cancel(self, response_id: str, owner: bytes) -> Chunk:
-        """Stop a response; one that has ended is left as it is. Returns its body.
-
-        Raises:
-            ApiError: 404.
-        """
-        running = self.running(response_id, owner)
-        return self.find(response_id, owner).body if running is None else running.answer.cancel()
+        return found
 
     def history(self, fields: Fields, owner: bytes) -> list[Stored]:
         """What `previous_response_id` of a request continues, oldest first.

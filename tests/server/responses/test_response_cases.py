@@ -272,3 +272,27 @@ def test_a_client_that_leaves_leaves_nothing_behind(start: Any, script: Any) -> 
     name = json.loads(line.removeprefix("data: "))["response"]["id"]
     assert running.settled()
     assert running.http.get(f"/v1/responses/{name}").status_code == 404
+
+
+def test_what_is_being_made_is_not_deleted_but_after_a_cancel(start: Any, script: Any) -> None:
+    running = start(script(reply=LONG, decode_step_s=0.02))
+    with running.http.stream("POST", "/v1/responses", json={"input": "hi", "stream": True}) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        name = json.loads(next(lines).removeprefix("data: "))["response"]["id"]
+        path = f"/v1/responses/{name}"
+        refused = running.http.delete(path)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "response_in_progress")
+        assert running.http.get(f"{path}/input_items").json()["data"][0]["role"] == "user"
+        assert running.http.post(f"{path}/cancel").json()["status"] == "cancelled"
+        assert json.loads(list(lines)[-1].removeprefix("data: "))["response"]["status"] == "cancelled"
+    assert running.http.delete(path).json() == {"id": name, "object": "response", "deleted": True}
+    assert running.http.get(path).status_code == running.http.delete(path).status_code == 404
+
+
+def test_a_tenant_in_an_extension_is_not_passed_over(running: Any) -> None:
+    body = {"nvext": {"cache_salt": "tenant"}, "max_tokens": 5, "messages": [HI]}
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        refused = running.http.post(path, json=body)
+        assert refused.status_code == 400
+        assert refused.json()["error"]["message"].startswith("nvext: ")
+    assert respond(running, nvext={"cache_salt": "tenant"}).json()["error"]["param"] == "nvext"
