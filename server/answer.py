@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from edgellm.runtime.types import Output, Request, Usage
-from edgellm.server.generations import Generations
 from edgellm.server.sampling import Streaming
 from edgellm.server.sessions.identity import Trigger
 from edgellm.server.sessions.nvext import answer_nvext
@@ -83,7 +82,7 @@ class Job:
         surface, trigger: see `turns.TurnRecord`.
         preamble: one was removed.
         expected_output: tokens that the answer is expected to have; 0: unknown.
-        began: hears of the generations once they are in the engine.
+        stoppable: hears how to stop it, anew when that changes: while it waits, once it is in the engine.
     """
 
     requests: tuple[Request, ...]
@@ -94,7 +93,7 @@ class Job:
     preamble: bool = False
     expected_output: int = 0
     facts: Facts = field(default_factory=Facts)
-    began: Callable[[Generations], None] | None = None
+    stoppable: Callable[[Callable[[], None]], None] | None = None
 
 
 class OpenAIAnswer:

@@ -6,6 +6,7 @@ the engine does and cannot disturb the answer.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -69,22 +70,30 @@ class Lifecycle:
             requests = await self._admitted(self._desk.admission, requests)
         self._job.facts.queue_depth = self._desk.queued()
         generations = Generations.submit(self._desk.submit, requests)
-        if self._job.began is not None:
-            self._job.began(generations)
+        self._stoppable(generations.cancel)
         return generations
 
     async def _admitted(self, admission: Admission, requests: Sequence[Request]) -> Sequence[Request]:
         first = requests[0]
-        self._pass = admitted = await admission.enter(
-            self._caller.identity,
-            first.prompt,
-            salt=first.cache.salt,
-            expected_output=self._job.expected_output,
-            deadline_s=first.deadline_s,
-        )
+        try:
+            async with asyncio.timeout(None) as waiting:
+                self._stoppable(lambda: waiting.reschedule(0))
+                self._pass = admitted = await admission.enter(
+                    self._caller.identity,
+                    first.prompt,
+                    salt=first.cache.salt,
+                    expected_output=self._job.expected_output,
+                    deadline_s=first.deadline_s,
+                )
+        except TimeoutError:  # it was stopped: it ends as soon as the engine has it
+            return requests
         self._job.facts.held_s = admitted.held_s
         left = None if first.deadline_s is None else max(first.deadline_s - admitted.held_s, 0.001)
         return [replace(each, priority=each.priority + admitted.priority, deadline_s=left) for each in requests]
+
+    def _stoppable(self, stop: Callable[[], None]) -> None:
+        if self._job.stoppable is not None:
+            self._job.stoppable(stop)
 
     def saw(self, index: int, output: Output) -> None:
         if self._pass is not None and index == 0:

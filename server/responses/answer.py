@@ -18,7 +18,6 @@ from typing import Any, Literal
 from edgellm.runtime.types import Output as Generated
 from edgellm.runtime.types import Usage
 from edgellm.server.errors import ApiError
-from edgellm.server.generations import Generations
 from edgellm.server.responses.output import Output
 from edgellm.server.responses.tools import Toolbox
 from edgellm.server.said import Said
@@ -57,7 +56,7 @@ class ResponseAnswer:
         self._error: dict[str, Any] | None = None
         self._completed_at: int | None = None
         self._cancelled = False
-        self._generations: Generations | None = None
+        self._stop: Callable[[], None] | None = None
         self._events = len(_OPENING)  # which may go out behind the first output that is read
 
     @property
@@ -77,17 +76,17 @@ class ResponseAnswer:
     def empty(self, index: int) -> bool:
         return self._said.empty
 
-    def began(self, generations: Generations) -> None:
-        """It is in the engine now."""
-        self._generations = generations
+    def stoppable(self, stop: Callable[[], None]) -> None:
+        """How to stop it from now on."""
+        self._stop = stop
         if self._cancelled:
-            generations.cancel()
+            stop()
 
     def cancel(self) -> Chunk:
-        """Stop it, wherever it is; the body with the status "cancelled"."""
+        """Stop it, wherever it is; the body with the status "cancelled". Event loop only."""
+        if not self._cancelled and self._stop is not None:
+            self._stop()
         self._cancelled = True
-        if self._generations is not None:
-            self._generations.cancel()
         return {**self.body(), "status": "cancelled"}
 
     def opening(self) -> Iterator[Chunk]:

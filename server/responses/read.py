@@ -109,7 +109,7 @@ def read_response(body: bytes, llm: LLM, settings: ServerSettings, caller: Calle
         "responses",
         trigger=conversation.trigger,
         preamble=asked.preamble,
-        began=answer.began,
+        stoppable=answer.stoppable,
     )
 
 

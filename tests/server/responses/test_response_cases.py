@@ -14,6 +14,7 @@ from parsed import call
 from response_events import assembled, response_events
 from sockets import LONG
 
+from edgellm.server.admission.settings import AdmissionSettings
 from edgellm.server.responses.shelf import Shelf
 
 BASH = {
@@ -263,6 +264,33 @@ def test_cancel_while_it_waits_for_a_slot(start: Any, script: Any) -> None:
     first.join(10)
     assert answers[1].json()["status"] == "incomplete"
     assert shelf._running == {}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_cancel_while_admission_holds_it(start: Any, stream: bool) -> None:
+    """A session counts with more than half of the snapshots: two never fit together."""
+    settings = AdmissionSettings(snapshots_per_session=300, acting_hold_s=1e6)
+    running = start(admission=settings)
+    desk = running.app.state.desk
+
+    def ask(session: str, answers: list[Any], **body: Any) -> None:
+        headers = {"x-dynamo-session-id": session}
+        answers.append(running.http.post("/v1/responses", json={"input": "hi", **body}, headers=headers))
+
+    ask("first", [])
+    answers: list[Any] = []
+    held = threading.Thread(target=ask, args=("second", answers), kwargs={"stream": stream})
+    held.start()
+    assert running.wait_for(lambda _: desk.admission.stats().waiting_turns == 1)
+    found = (getattr(observer, "__self__", None) for observer in desk.observers)
+    (name,) = next(one for one in found if isinstance(one, Shelf))._running
+    for _ in range(2):
+        assert running.post(f"/v1/responses/{name}/cancel").json()["status"] == "cancelled"
+    held.join(10)
+    body = assembled(response_events(answers[0])) if stream else answers[0].json()
+    assert (body["status"], body["output"], body["usage"]["output_tokens"]) == ("cancelled", [], 0)
+    assert running.http.get(f"/v1/responses/{name}").json()["status"] == "cancelled"
+    assert (desk.admission.stats().waiting_turns, running.held()[:3]) == (0, (0, 0, 2))
 
 
 def test_a_client_that_leaves_leaves_nothing_behind(start: Any, script: Any) -> None:
