@@ -152,10 +152,10 @@ def _thinking(fields: Fields, settings: ServerSettings) -> tuple[bool, int | Non
     if asked is None:
         return settings.enable_thinking and effort != "none", None
     kind = asked.string("type")
-    if kind == "disabled":
+    if kind in ("disabled", "between_tools"):
         return False, None
-    if kind not in ("enabled", "adaptive", "between_tools"):
-        raise bad_value(asked.at("type"), f"must be enabled, adaptive or disabled, got {kind!r:.60}")
+    if kind not in ("enabled", "adaptive"):
+        raise bad_value(asked.at("type"), f"must be enabled, adaptive, between_tools or disabled, got {kind!r:.60}")
     return True, read_count(asked, "budget_tokens", low=0)
 
 

@@ -16,8 +16,8 @@ MESSAGES: Final = Parameters(
         "system": "a string or text blocks; a preamble that differs from session to session is removed",
         "tools": "tools with an input_schema; those of Anthropic's own types are left out",
         "tool_choice": "type auto, any, tool or none; disable_parallel_tool_use: the answer ends after its first call",
-        "thinking": "type enabled (budget_tokens: reasoning is closed after that many), adaptive or disabled; left out:"
-        " the server's default",
+        "thinking": "type enabled (budget_tokens: reasoning is closed after that many), adaptive, or "
+        "disabled, which between_tools means too; left out: the server's default",
         "output_config": "format: a JSON schema that the answer follows; effort 'none': thinking off unless `thinking` "
         "says otherwise; other efforts have no effect",
         "output_format": "the same as output_config.format",

@@ -50,7 +50,7 @@ _TYPES: dict[str, Schema] = {
     "thinking": nullable(
         "object",
         properties={
-            "type": {"enum": ["enabled", "adaptive", "disabled"]},
+            "type": {"enum": ["enabled", "adaptive", "between_tools", "disabled"]},
             "budget_tokens": nullable("integer", minimum=0),
         },
     ),

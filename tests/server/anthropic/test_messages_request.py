@@ -113,6 +113,7 @@ def test_equal_conversations_give_equal_prompts(
         ({"thinking": {"type": "enabled"}}, True, None),
         ({"thinking": {"type": "adaptive", "display": "omitted"}, "output_config": {"effort": "high"}}, True, None),
         ({"thinking": {"type": "disabled"}}, False, None),
+        ({"thinking": {"type": "between_tools"}}, False, None),
         ({"thinking": {"type": "adaptive"}, "chat_template_kwargs": {"enable_thinking": False}}, False, None),
     ],
 )
