@@ -8,6 +8,7 @@ One thread uses a tier; `stats` may be read from any.
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from collections import Counter
@@ -193,19 +194,24 @@ class Tier:
         self._vault.close()
 
     def _keep(self, dump: bytes) -> int:
-        """Write a dump, in the place of older ones where necessary."""
-        if self._vault.bytes + len(dump) > self.budget_bytes:
-            for node in block_victims(self._pool.leaves, self._clock()):
-                self._pool.remove_block(node, "evicted")
-                if self._vault.bytes + len(dump) <= self.budget_bytes:
+        """Write a dump, in the place of older ones where necessary: for the budget, and where the disk is full."""
+        victims = block_victims(self._pool.leaves, self._clock())
+        reason = f"{len(dump)} bytes"
+        while True:
+            if self._vault.bytes + len(dump) <= self.budget_bytes:
+                try:
+                    ref = self._vault.keep(dump)
                     break
-            else:
-                raise NoRoomError(f"{len(dump)} bytes")
-        try:
-            ref = self._vault.keep(dump)
-        except OSError as error:
-            logger.warning("a session is not offloaded: %s", error)
-            raise NoRoomError(str(error)) from error
+                except OSError as error:
+                    reason = str(error)
+                    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                        logger.warning("a session is not offloaded: %s", error)
+                        raise NoRoomError(reason) from error
+            node = next(victims, None)
+            if node is None:
+                logger.warning("a session is not offloaded: %s", reason)
+                raise NoRoomError(reason)
+            self._pool.remove_block(node, "evicted")
         self.count["offloaded_bytes"] += len(dump)
         return ref
 

@@ -65,10 +65,12 @@ class Pass:
         priority: to be added to the request's own.
         held_s: how long it waited.
         paused: it found its session paused.
+        entered: it was let go with its state in the cache; until then its session's state is where it was.
     """
 
     def __init__(self, admission: Admission, turn: Turn, number: int, prompt: Sequence[int], *, final: bool) -> None:
         self.held_s = 0.0
+        self.entered = False
         self._number = number
         self._admission = admission
         self._turn = turn
@@ -98,7 +100,9 @@ class Pass:
         if self._done:
             return
         self._done = True
-        self._admission._finished(self._turn, self._number, self._prompt, answer, final=self._final)
+        if self.entered:
+            self._admission._left_state(self._turn, self._number, self._prompt, answer)
+        self._admission._finished(self._turn, len(answer), final=self._final)
 
 
 class Admission:
@@ -179,6 +183,7 @@ class Admission:
         except BaseException:
             admitted.done()
             raise
+        admitted.entered = True
         admitted.held_s = time.monotonic() - started
         self._held_s += admitted.held_s
         return admitted
@@ -215,10 +220,12 @@ class Admission:
         finally:
             del self._waiters[turn]
 
-    def _finished(self, turn: Turn, number: int, prompt: Sequence[int], answer: Sequence[int], *, final: bool) -> None:
-        if turn.admitted is not None and self._moves is not None:
+    def _left_state(self, turn: Turn, number: int, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        if self._moves is not None:
             self._moves.note(turn.key, number, self._turns, prompt, answer)
-        self._apply(self.scheduler.finished(turn, turn.prompt + max(turn.generated, len(answer))))
+
+    def _finished(self, turn: Turn, generated: int, *, final: bool) -> None:
+        self._apply(self.scheduler.finished(turn, turn.prompt + max(turn.generated, generated)))
         if final:
             self._apply(self.scheduler.final(turn.key))
 

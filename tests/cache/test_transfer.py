@@ -165,6 +165,26 @@ def test_a_full_disk_refuses(make_engine, clock, tmp_path, monkeypatch) -> None:
     tier.close()
 
 
+def test_on_a_disk_smaller_than_the_budget_the_oldest_path_gives_way(make_engine, clock, tmp_path, monkeypatch) -> None:
+    engine = make_engine(block=BLOCK)
+    tier = Tier(engine.executor.info, budget_bytes=1 << 20, directory=tmp_path, clock=clock)
+    real, room = Path.write_bytes, 400
+
+    def write(self, data):
+        if sum(file.stat().st_size for file in tmp_path.glob("*/*.kv")) + len(data) > room:
+            raise OSError(28, "No space left on device")
+        return real(self, data)
+
+    monkeypatch.setattr(Path, "write_bytes", write)
+    for start in range(1000, 9000, 1000):
+        engine.turn(seq(start, 16))
+        assert run(offload(engine.cache, tier, seq(start, 16))).stored
+        tier.check()
+    assert tier.stats().evicted_blocks > 0
+    assert run(recall(engine.cache, tier, seq(8000, 16))).tokens == 15
+    tier.close()
+
+
 def test_the_oldest_path_gives_way(make_engine, make_tier) -> None:
     engine = make_engine(block=BLOCK)
     tier = make_tier(engine, 800)

@@ -278,6 +278,25 @@ def test_a_turn_waits_for_the_moves_and_may_leave_meanwhile() -> None:
     run(course())
 
 
+def test_a_client_that_leaves_during_the_recall_does_not_lose_the_state() -> None:
+    async def course() -> None:
+        tier = FakeTier()
+        bench = Bench(tier, acting_hold_s=0.0)
+        (await bench.enter("a", 600)).done()
+        (await bench.enter("b", 600, final=True)).done()
+        tier.gate = asyncio.Event()
+        leaving = bench.start("a", 650)
+        await settle()
+        assert tier.said[-1] == ("recall", 650, "")
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        tier.gate.set()
+        (await bench.enter("a", 650)).done()
+        assert tier.said[-2:] == [("recall", 650, ""), ("recall done", 650, "")], "asked for once more"
+
+    run(course())
+
+
 def test_a_move_that_fails_fails_no_request() -> None:
     async def course() -> None:
         tier = FakeTier()
