@@ -64,7 +64,8 @@ class Lifecycle:
 
     async def begin(self) -> Generations:
         requests: Sequence[Request] = self._job.requests
-        self._desk.sessions.begin(self._caller.identity, len(requests[0].prompt))
+        first = requests[0]
+        self._desk.sessions.begin(self._caller.identity, len(first.prompt), salt=first.cache.salt)
         self._begun = True
         if self._desk.admission is not None:
             requests = await self._admitted(self._desk.admission, requests)
@@ -134,6 +135,7 @@ class Lifecycle:
             paused=self._pass is not None and self._pass.paused,
             queue_depth=self._job.facts.queue_depth,
             choices=len(self._job.requests),
+            salt=self._job.requests[0].cache.salt,
         )
 
 

@@ -35,7 +35,9 @@ _TURN_TOKENS: Final = 500  # new ones of each turn, about
 _SLOTS: Final = 4
 _TOOL_S: Final = (0.01, 0.2)
 _TIMING: Final = ScriptTiming(prefill_token_s=20e-6, decode_step_s=1e-3)
-_SCALED: Final = AdmissionSettings(interval_s=0.05, acting_hold_s=0.05, patience_s=0.6, resume_timeout_s=18.0)
+_SCALED: Final = AdmissionSettings(
+    interval_s=0.05, acting_hold_s=0.05, idle_hold_s=0.01, patience_s=0.6, resume_timeout_s=18.0
+)
 _OFFLOAD_BYTES: Final = 1 << 30
 
 

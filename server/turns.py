@@ -34,6 +34,7 @@ class TurnRecord:
     held_s: seconds that admission held it back; `paused`: its session had been paused.
     queue_depth: requests that waited for a slot when it was submitted.
     choices: generations that answered it.
+    salt: the tenant's; it is not to be written anywhere.
     """
 
     request_id: str
@@ -55,6 +56,7 @@ class TurnRecord:
     paused: bool = False
     queue_depth: int = 0
     choices: int = 1
+    salt: str = ""
 
 
 TurnObserver = Callable[[TurnRecord], None]

@@ -16,8 +16,8 @@ waits until there is room. What must stay true:
 
 Source: ThunderAgent as in NVIDIA Dynamo 1.6.1. Differences: capacity is blocks and snapshots of one engine; every event
 is followed by an evaluation, so that nothing waits for a tick; a new program is admitted up to `pause_threshold`, so
-that no admission leads to a pause; a program that acts makes room for one that waits, after `acting_hold_s`, and at
-once for one that waited `patience_s`.
+that no admission leads to a pause; a program that acts makes room for one that waits, after `acting_hold_s` (or
+`idle_hold_s` when nothing runs), and at once for one that waited `patience_s`.
 """
 
 from __future__ import annotations
@@ -196,8 +196,11 @@ class Scheduler:
 
     def _room_for(self, program: Program) -> list[Program]:
         """Programs that acted for long enough, the longest first, whose pause lets this one fit; [] when none do."""
-        latest = self._clock() - (0.0 if self._impatient(program) else self.settings.acting_hold_s)
         acting = [other for other in self._active.values() if not other.turns]
+        hold = self.settings.acting_hold_s
+        if len(acting) == len(self._active):  # nothing runs: the engine is not kept idle for long
+            hold = min(hold, self.settings.idle_hold_s)
+        latest = self._clock() - (0.0 if self._impatient(program) else hold)
         left = self.used.plus(program.need)
         found: list[Program] = []
         for other in sorted(acting, key=lambda other: other.idle_since):

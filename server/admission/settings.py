@@ -11,13 +11,15 @@ from edgellm.errors import ConfigError
 
 _SHARES = ("pause_threshold", "soft_demote_threshold", "pause_target")
 _SECONDS = ("resume_timeout_s", "interval_s", "retention_s")
+_LEAST_INTERVAL_S = 0.01  # a tick looks at every program
 _COUNTS = ("snapshots_per_session", "max_sessions", "max_waiting")
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
     """Shares are of the cache's capacity. Times in seconds. Names and defaults as in Dynamo's ThunderAgent router,
-    but for `snapshots_per_session`, `acting_hold_s`, `patience_s`, `max_sessions` and `max_waiting`, which are ours.
+    but for `snapshots_per_session`, `acting_hold_s`, `idle_hold_s`, `patience_s`, `max_sessions` and `max_waiting`,
+    which are ours.
     """
 
     pause_threshold: float = 0.95  # above this programs are paused; nothing new is admitted beyond it
@@ -33,6 +35,7 @@ class AdmissionSettings:
     retention_s: float = 1800.0  # a program without a turn for this long is forgotten
     snapshots_per_session: int = 3  # recurrent snapshots that a program is counted with
     acting_hold_s: float = 5.0  # for this long a program between turns keeps its place against turns that wait
+    idle_hold_s: float = 1.0  # the same while nothing runs
     patience_s: float = 60.0  # a turn that waited this long goes before others, and acting programs make room at once
     max_sessions: int = 10_000  # programs that are known; beyond it the one that was idle longest is forgotten
     max_waiting: int = 256  # turns that may wait
@@ -53,10 +56,12 @@ class AdmissionSettings:
         if not 0 <= self.resume_hysteresis < self.pause_threshold:
             message = f"must be from 0 to less than pause_threshold, got {self.resume_hysteresis}"
             raise ConfigError(f"resume_hysteresis: {message}")
+        if self.interval_s < _LEAST_INTERVAL_S:
+            raise ConfigError(f"interval_s: must be at least {_LEAST_INTERVAL_S}, got {self.interval_s}")
         for name in _SECONDS:
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name}: must be positive, got {getattr(self, name)}")
-        for name in ("acting_hold_s", "patience_s", "buffer_tokens"):
+        for name in ("acting_hold_s", "idle_hold_s", "patience_s", "buffer_tokens"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: must not be negative, got {getattr(self, name)}")
         if not 0 <= self.acting_token_weight <= 1:
@@ -78,10 +83,11 @@ class AdmissionSettings:
             name, _, value = text.partition("=")
             if name not in kinds:
                 raise ConfigError(f"admission_set: {name!r} is no setting; there are {', '.join(kinds)}")
+            whole = kinds[name] == "int"
             try:
-                values[name] = int(value) if kinds[name] == "int" else float(value)
+                values[name] = int(value) if whole else float(value)
             except ValueError:
-                raise ConfigError(f"{name}: must be a number, got {value!r}") from None
+                raise ConfigError(f"{name}: must be {'an integer' if whole else 'a number'}, got {value!r}") from None
         return cls(**values)
 
     @property

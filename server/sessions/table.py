@@ -1,7 +1,8 @@
 """The live table of sessions: what each did, for people to look at. It decides nothing. Event loop only.
 
 What must stay true: the table is bounded, by number and by time without a turn; a session with turns in flight stays in
-it; every `begin` is matched by one `on_turn`. Requests without a session are only counted.
+it; every `begin` is matched by one `on_turn`; tenants that use the same id have sessions of their own. Requests without
+a session are only counted.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from edgellm.server.admission.program import Decision, Phase
+from edgellm.server.admission.program import Decision, Key, Phase
 from edgellm.server.sessions.identity import Identity
 from edgellm.server.turns import TurnRecord
 
@@ -111,7 +112,7 @@ class Sessions:
         self._max_sessions = max_sessions
         self._retention_s = retention_s
         self._clock = clock
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()  # the longest unseen first
+        self._sessions: OrderedDict[Key, _Session] = OrderedDict()  # the longest unseen first
         self._seen = 0
         self._turns = 0
         self._without_session = 0
@@ -119,11 +120,11 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def begin(self, identity: Identity | None, prompt_tokens: int) -> None:
-        """A request was read."""
+    def begin(self, identity: Identity | None, prompt_tokens: int, *, salt: str = "") -> None:
+        """A request was read. `salt`: its tenant's."""
         if identity is None:
             return
-        session = self._find(identity)
+        session = self._find(identity, salt)
         session.in_flight += 1
         session.ended = False
         session.prompt_tokens = prompt_tokens
@@ -134,7 +135,7 @@ class Sessions:
         if turn.identity is None:
             self._without_session += 1
             return
-        session = self._find(turn.identity)
+        session = self._find(turn.identity, turn.salt)
         session.in_flight = max(0, session.in_flight - 1)
         session.turns += 1
         session.failed += turn.outcome == "error"
@@ -149,11 +150,11 @@ class Sessions:
             session.accepted += usage.accepted_tokens
             session.verify_steps += usage.verify_steps
         if session.ended and session.in_flight == 0:
-            del self._sessions[turn.identity.session_id]
+            del self._sessions[Key(turn.identity.session_id, turn.salt)]
 
     def on_decision(self, decision: Decision) -> None:
         """What admission decided."""
-        session = self._sessions.get(decision.session_id)
+        session = self._sessions.get(decision.key)
         if session is None:
             return
         if decision.action in _HELD:
@@ -180,24 +181,24 @@ class Sessions:
             self._without_session,
         )
 
-    def _find(self, identity: Identity) -> _Session:
+    def _find(self, identity: Identity, salt: str) -> _Session:
         """Its entry, seen now; a new one where there is none."""
-        now = self._clock()
-        session = self._sessions.get(identity.session_id)
+        now, key = self._clock(), Key(identity.session_id, salt)
+        session = self._sessions.get(key)
         if session is None:
             self._expire()
             if len(self._sessions) >= self._max_sessions:
                 self._drop_oldest()
-            session = self._sessions[identity.session_id] = _Session(identity, now, now)
+            session = self._sessions[key] = _Session(identity, now, now)
             self._seen += 1
         session.identity = identity
         session.last_seen = now
-        self._sessions.move_to_end(identity.session_id)
+        self._sessions.move_to_end(key)
         return session
 
     def _expire(self) -> None:
         latest = self._clock() - self._retention_s
-        old: list[str] = []
+        old: list[Key] = []
         for name, session in self._sessions.items():
             if session.last_seen > latest:
                 break

@@ -179,7 +179,7 @@ def test_the_last_active_program_is_left_alone_unless_one_waits() -> None:
 
 @pytest.mark.parametrize(("left", "resumed"), [(600, True), (601, False)])
 def test_a_paused_program_comes_back_below_the_ceiling(left: int, resumed: bool) -> None:
-    desk = Desk(acting_hold_s=1e6)
+    desk = Desk(acting_hold_s=1e6, idle_hold_s=1e6)
     desk.acting(a=250, b=left)
     b = desk.arrive("b", 800)
     assert desk.told("pause") == ["a"]
@@ -194,7 +194,7 @@ def test_a_paused_program_comes_back_below_the_ceiling(left: int, resumed: bool)
 
 def test_waiting_order() -> None:
     """Paused programs before new ones, the smaller first; what is larger than the ceiling last."""
-    desk = Desk(acting_hold_s=1e6)
+    desk = Desk(acting_hold_s=1e6, idle_hold_s=1e6)
     desk.acting(p=300, q=200, r=250)
     running = desk.arrive("r", 2000)
     assert desk.told("pause") == ["q", "p"]
@@ -211,7 +211,7 @@ def test_waiting_order() -> None:
 
 
 def test_equal_programs_come_back_in_the_order_of_their_pause() -> None:
-    desk = Desk(acting_hold_s=1e6)
+    desk = Desk(acting_hold_s=1e6, idle_hold_s=1e6)
     desk.acting(a=200, b=200, x=400)
     running = desk.arrive("x", 560)
     assert desk.told("pause") == ["a"]
@@ -225,7 +225,7 @@ def test_equal_programs_come_back_in_the_order_of_their_pause() -> None:
 
 
 def test_the_first_that_does_not_fit_holds_up_those_behind_it() -> None:
-    desk = Desk(acting_hold_s=1e6)
+    desk = Desk(acting_hold_s=1e6, idle_hold_s=1e6)
     desk.acting(a=200, x=600)
     x = desk.arrive("x", 900)
     assert desk.told("pause") == ["a"]
@@ -258,7 +258,7 @@ def test_a_program_paused_in_a_tick_is_not_resumed_in_it() -> None:
 
 
 def test_acting_programs_make_room_after_their_hold_the_longest_first() -> None:
-    desk = Desk()
+    desk = Desk(idle_hold_s=5.0)
     desk.acting(a=200, b=300, c=400)
     turn = desk.arrive("new", 300)
     assert turn.admitted is None
@@ -350,7 +350,7 @@ def test_a_final_session_makes_room_at_once() -> None:
 
 
 def test_who_leaves_while_waiting_leaves_nothing() -> None:
-    desk = Desk(acting_hold_s=1e6)
+    desk = Desk(acting_hold_s=1e6, idle_hold_s=1e6)
     desk.acting(a=100, b=600)
     b = desk.arrive("b", 900)
     assert desk.told("pause") == ["a"]
@@ -366,7 +366,7 @@ def test_who_leaves_while_waiting_leaves_nothing() -> None:
 
 
 def test_retention_forgets_idle_programs_only() -> None:
-    desk = Desk(retention_s=60, acting_hold_s=1e6)
+    desk = Desk(retention_s=60, acting_hold_s=1e6, idle_hold_s=1e6)
     desk.acting(a=100, b=600)
     desk.arrive("b", 900)
     desk.tick(59)
@@ -468,7 +468,7 @@ def test_the_budget_of_an_engine(blocks: int, snapshots: int) -> None:
 
 
 def test_a_turn_that_waited_long_goes_first_and_takes_the_place_of_one_that_acts() -> None:
-    desk = Desk(acting_hold_s=1e6, patience_s=60.0)
+    desk = Desk(acting_hold_s=1e6, idle_hold_s=1e6, patience_s=60.0)
     desk.acting(a=400, b=400)
     a, b = desk.arrive("a", 400), desk.arrive("b", 400)
     new = desk.arrive("new", 300)
@@ -482,3 +482,15 @@ def test_a_turn_that_waited_long_goes_first_and_takes_the_place_of_one_that_acts
     assert late.admitted is None or late.admitted >= new.admitted
     desk.finish(b, 400)
     desk.finish(new, 300)
+
+
+def test_a_turn_does_not_wait_long_for_a_place_that_nobody_uses() -> None:
+    desk = Desk(acting_hold_s=60.0, idle_hold_s=1.0)
+    desk.acting(a=400, b=400)
+    b = desk.arrive("b", 400)
+    new = desk.arrive("new", 300)
+    desk.tick(2.0)
+    assert new.admitted is None, "b runs: the engine is not idle, and a may come back any moment"
+    desk.finish(b, 400)
+    assert new.admitted is not None, "a acted for longer than a second, and nothing runs"
+    assert desk.told("pause") == ["a"]

@@ -16,7 +16,9 @@ import pytest
 
 from edgellm.server.admission.settings import AdmissionSettings
 
-SETTINGS = AdmissionSettings(snapshots_per_session=300, acting_hold_s=1e6, interval_s=0.05, max_waiting=1)
+SETTINGS = AdmissionSettings(
+    snapshots_per_session=300, acting_hold_s=1e6, idle_hold_s=1e6, interval_s=0.05, max_waiting=1
+)
 
 
 def ask(running: Any, session: str | None, *, final: bool = False, **body: Any) -> httpx.Response:

@@ -269,7 +269,7 @@ def test_cancel_while_it_waits_for_a_slot(start: Any, script: Any) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_cancel_while_admission_holds_it(start: Any, stream: bool) -> None:
     """A session counts with more than half of the snapshots: two never fit together."""
-    settings = AdmissionSettings(snapshots_per_session=300, acting_hold_s=1e6)
+    settings = AdmissionSettings(snapshots_per_session=300, acting_hold_s=1e6, idle_hold_s=1e6)
     running = start(admission=settings)
     desk = running.app.state.desk
 

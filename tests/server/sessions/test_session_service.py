@@ -100,3 +100,11 @@ def test_answers_tell_their_times(running: Any) -> None:
     text = ask(running, {}, nvext=wish, stream=True).text
     chunks = [json.loads(part[6:]) for part in text.split("\n\n") if part.startswith("data: {")]
     assert ["nvext" in chunk for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+def test_tenants_with_one_id_have_sessions_of_their_own(running: Any) -> None:
+    for tenant in ("a", "b"):
+        ask(running, {"x-dynamo-session-id": "same", "x-tenant-id": tenant})
+    ask(running, {"x-dynamo-session-id": "same", "x-tenant-id": "a", "x-dynamo-session-final": "1"})
+    (row,) = running.http.get("/dashboard/state").json()["sessions"]
+    assert (row["id"], row["turns"]) == ("same", 1)
