@@ -159,7 +159,7 @@ MESSAGE = Parameters(
         "refusal": "text of an assistant message without content",
         "name": "given to the template",
         "tool_calls": "of an assistant message",
-        "tool_call_id": "of a tool message; results are taken in their order",
+        "tool_call_id": "of a tool message; results of parallel calls are put into the order of the calls",
         "reasoning_content": "of an assistant message: a string, or an array of segments, which are joined by lines",
         "reasoning": "the same under another name",
     },

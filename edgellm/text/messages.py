@@ -7,7 +7,8 @@ Rules:
 * A call's arguments may be a JSON string; an empty one means none. Text that is not a JSON object is kept whole as the
   one parameter ``arguments``: a call that was cut in an earlier turn must not end the session, and the model sees what
   it wrote. Lone surrogates inside become U+FFFD for the same reason; anywhere else they are refused.
-* Tool messages are taken in their order; their ids are not matched with calls.
+* Results of parallel calls are put into the order of their calls, by id: the template prints neither, and the model
+  takes the first for the first call's. Results whose ids do not all name a different call stay as they come.
 * Where the template takes system messages only at the front, several leading ones are joined by a blank line, and a
   later one is rendered in place between <system> tags: as a tool's response inside a tool loop, else as a user turn.
   Moving it to the front would change every earlier token, and a user turn inside a loop would drop earlier reasoning.
@@ -56,6 +57,7 @@ class Normalizer:
         result: list[Message] = []
         for index, message in enumerate(messages):
             self._add(result, message, f"messages[{index}]")
+        _order_results(result)
         return result
 
     def values(self, value: Any, where: str) -> Any:
@@ -123,6 +125,23 @@ class Normalizer:
         call_id = call.get("id")
         known = {"id": self._text.protect(call_id, f"{where}.id")} if isinstance(call_id, str) else {}
         return {**known, "type": "function", "function": made}
+
+
+def _order_results(messages: list[Message]) -> None:
+    """Sort each run of tool messages by the calls that it answers."""
+    for index, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        if not calls or len(calls) < 2:
+            continue
+        end = start = index + 1
+        while end < len(messages) and "tool_call_id" in messages[end]:
+            end += 1
+        places = {call["id"]: place for place, call in enumerate(calls) if "id" in call}
+        ids = [result["tool_call_id"] for result in messages[start:end]]
+        if not all(isinstance(each, str) for each in ids):
+            continue
+        if len(places) == len(calls) and len(set(ids)) == len(ids) and places.keys() >= set(ids):
+            messages[start:end] = sorted(messages[start:end], key=lambda result: places[result["tool_call_id"]])
 
 
 def _part(part: Any, where: str) -> str:

@@ -181,7 +181,7 @@ def beyond_properties(schema: Mapping[str, Any]) -> str | None:
 def _unknown_type(node: Mapping[str, Any]) -> str | None:
     given = node.get("type")
     for name in given if isinstance(given, list) else [given]:
-        if name is not None and name not in TYPE_NAMES:
+        if name is not None and not (isinstance(name, str) and name in TYPE_NAMES):
             return f"the type {name!r:.60}"
     return None
 

@@ -155,3 +155,21 @@ def test_a_required_that_is_no_list_is_tolerated(running: Any) -> None:
         running.script.reply = call("ls")
         body = {"tools": [tool], "tool_choice": "required", "enable_thinking": False, "temperature": 0}
         assert whole(running.post(**body).raise_for_status().json())["tool_calls"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "form"),
+    [
+        ("/v1/chat/completions", {}, lambda schema: {"type": "function", "function": {"name": "f", **schema}}),
+        ("/v1/messages", {"max_tokens": 5}, lambda schema: {"name": "f", "input_schema": schema["parameters"]}),
+        ("/v1/responses", {"input": "x", "messages": None}, lambda schema: {"type": "function", "name": "f", **schema}),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False, None])
+@pytest.mark.parametrize("kind", [{"b": 1}, [{"b": 1}], 5])
+def test_a_type_that_is_none_is_no_fault_of_ours(
+    running: Any, path: str, body: dict[str, Any], form: Any, strict: bool | None, kind: Any
+) -> None:
+    schema = {"parameters": {"type": "object", "properties": {"a": {"type": kind}}}, "strict": strict}
+    asked = {"messages": [{"role": "user", "content": "hi"}], **body, "tools": [form(schema)]}
+    assert running.http.post(path, json=asked).status_code in (200, 400)

@@ -335,3 +335,30 @@ def test_a_head_alone(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(turn.token_ids[: turn.head_length]).endswith("<|im_start|>user\n")
     answer_first = renderer.render([SYSTEM, {"role": "assistant", "content": "Hello"}])
     assert answer_first.head_length == alone.head_length
+
+
+@pytest.mark.parametrize(
+    ("ids", "shown"),
+    [
+        (("a", "b", "c"), "A B C"),
+        (("c", "a", "b"), "A B C"),  # put into the order of the calls
+        (("b", "a"), "A B"),  # one is missing
+        (("b", "a", "x"), "B A X"),  # one that no call has: as they come
+        (("b", "a", "a"), "B A A"),
+        (("b", None, "a"), "B None A"),
+    ],
+)
+def test_results_of_parallel_calls_are_in_the_order_of_the_calls(
+    renderer: ChatRenderer, tokenizer: Tokenizer, ids: tuple[Any, ...], shown: str
+) -> None:
+    calls = [{**CALL, "id": each} for each in "abc"]
+    results = [
+        {"role": "tool", "content": "None"}
+        if each is None
+        else {"role": "tool", "content": each.upper(), "tool_call_id": each}
+        for each in ids
+    ]
+    start = [{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": calls}]
+    text = text_of(renderer, tokenizer, [*start, *results, {"role": "user", "content": "go"}])
+    found = [part.split("\n</tool_response>")[0].strip() for part in text.split("<tool_response>")[1:]]
+    assert " ".join(found) == shown

@@ -12,6 +12,7 @@ import pytest
 from edgellm.errors import RequestError
 from edgellm.runtime.constraints import Constraints
 from edgellm.text.grammars import Grammar, json_grammar, lark_grammar, regex_grammar
+from edgellm.text.schemas import beyond_text
 from edgellm.text.tokenizer import Tokenizer
 
 CHAINS: dict[str, Callable[[Any], Any]] = {
@@ -95,3 +96,8 @@ def test_hostile_grammars_are_ready_or_refused_in_time(constraints: Constraints,
 def test_what_is_no_gbnf_is_named(source: str) -> None:
     with pytest.raises(RequestError, match="is not GBNF"):
         lark_grammar(source)
+
+
+@pytest.mark.parametrize("kind", [{"b": 1}, [{"b": 1}], [["string"]], 5, ["string", None, "text"]])
+def test_a_type_that_is_none_is_named(kind: Any) -> None:
+    assert "the type" in str(beyond_text({"type": kind}, {}))
