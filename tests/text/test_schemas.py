@@ -98,6 +98,6 @@ def test_what_is_no_gbnf_is_named(source: str) -> None:
         lark_grammar(source)
 
 
-@pytest.mark.parametrize("kind", [{"b": 1}, [{"b": 1}], [["string"]], 5, ["string", None, "text"]])
+@pytest.mark.parametrize("kind", [{"b": 1}, [{"b": 1}], [["string"]], 5, ["string", None, "sentence"]])
 def test_a_type_that_is_none_is_named(kind: Any) -> None:
     assert "the type" in str(beyond_text({"type": kind}, {}))
