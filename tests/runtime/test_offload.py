@@ -201,6 +201,7 @@ def test_a_request_sets_ranges_and_decode_priority(open_rig: Open) -> None:
     rig = open_rig(max_tokens=1024)
     wish = CacheParams(ranges=(TokenRange(128, None, 50), TokenRange(0, 64, 90)), decode_priority=20)
     rig.run(PROMPT, SamplingParams(max_tokens=100, ignore_eos=True), cache=wish)
+    rig.settle()  # what follows an answer is stored once it is out
     size = rig.executor.info.block_bytes
     assert rig.engine.stats().cache.block_bytes_by_priority == {"20": 2 * size, "35": size, "50": 3 * size, "90": size}
 
@@ -208,6 +209,7 @@ def test_a_request_sets_ranges_and_decode_priority(open_rig: Open) -> None:
 def test_the_share_that_may_be_retained_is_a_setting(open_rig: Open) -> None:
     rig = open_rig(block_budget=10 << 16, retained_share=0.2)
     rig.run(PROMPT, cache=CacheParams(ranges=(TokenRange(0, None, 90),)))
+    rig.settle()
     stats = rig.engine.stats().cache
     assert stats.block_bytes_by_priority == {"35": 3 << 16, "90": 2 << 16}
     assert stats.clipped >= 3

@@ -109,9 +109,12 @@ def test_the_router_knows_what_is_cached(serve: Any, turns: list[tuple[int, int,
 def test_blocks_of_one_prompt_are_one_message(serve: Any) -> None:
     served = serve()
     router = run(served, [(0, 6, "")])
-    stored = [message for messages in served.published for message in messages]
-    assert sum(len(message["block_hashes"]) for message in stored) == len(router.paths) == 6
-    assert len(stored) < 6
+    told = [message for messages in served.published for message in messages]
+    assert sum(len(message["block_hashes"]) for message in told) == len(router.paths) == 6
+    described = [event for event in served.llm.engine.cache.describe() if isinstance(event, Stored)]
+    full = [event for event in described if event.item == "block" and event.end - event.start == BLOCK]
+    (message,) = merged(full, {0: ""})
+    assert (len(message["block_hashes"]), message["parent_hash"]) == (6, None)
 
 
 def test_blocks_wait_for_their_salt(serve: Any) -> None:
