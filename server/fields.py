@@ -5,7 +5,7 @@ Every error is a `RequestError` whose `param` is the full path of the field, e.g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from edgellm.errors import RequestError
@@ -102,11 +102,23 @@ class Fields:
         value = self.object(name)
         return None if value is None else Fields(value, self.at(name))
 
+    def objects(self, name: str) -> Iterator[Fields]:
+        """The entries of an array, each as a reader; none when it is absent. An entry is looked at when it is taken."""
+        for index, entry in enumerate(self.array(name) or ()):
+            yield object_at(entry, f"{self.at(name)}[{index}]")
+
     def refuse(self, reasons: Mapping[str, str]) -> None:
         """Raise for the first of these fields that is present and not null, false, zero, "" or []."""
         for name, reason in reasons.items():
             if self.data.get(name) not in (None, False, 0, "", []):
                 raise unsupported(self.at(name), reason)
+
+
+def object_at(value: object, path: str) -> Fields:
+    """Reader of a value that must be an object."""
+    if not isinstance(value, dict):
+        raise wrong_type(path, "an object", value)
+    return Fields(value, path)
 
 
 def _shown(value: float) -> str:

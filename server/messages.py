@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
+from edgellm.server.fields import Fields, bad_value, object_at, unsupported, wrong_type
 from edgellm.server.parameters import MESSAGE
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TOOL_NAME = re.compile(r"[^\s<>]{1,256}")  # what `<function=NAME>` can carry
+_TOOL_NAME = re.compile(r"[^\s<>]{1,256}")  # what `<function=NAME>` can carry
 
 
 def read_messages(fields: Fields, *, limit: int) -> list[dict[str, Any]]:
@@ -36,9 +36,7 @@ def read_messages(fields: Fields, *, limit: int) -> list[dict[str, Any]]:
 
 
 def _message(entry: Any, path: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise wrong_type(path, "an object", entry)
-    fields = Fields(entry, path)
+    fields = object_at(entry, path)
     role = fields.string("role")
     if role is None:
         raise bad_value(fields.at("role"), "is required")
@@ -84,9 +82,7 @@ def _reasoning(fields: Fields, name: str) -> str | None:
 
 
 def _tool_call(entry: Any, path: str) -> dict[str, Any]:
-    if not isinstance(entry, dict):
-        raise wrong_type(path, "an object", entry)
-    fields = Fields(entry, path)
+    fields = object_at(entry, path)
     kind = fields.string("type")
     if kind not in (None, "function"):
         raise unsupported(fields.at("type"), f"only 'function' calls are supported, got {kind!r}")
@@ -114,11 +110,7 @@ def read_text(fields: Fields, name: str) -> str | None:
     if not isinstance(value, list):
         raise wrong_type(path, "a string or an array of text parts", value)
     texts: list[str] = []
-    for index, entry in enumerate(value):
-        where = f"{path}[{index}]"
-        if not isinstance(entry, dict):
-            raise wrong_type(where, "an object", entry)
-        part = Fields(entry, where)
+    for part in fields.objects(name):
         kind = part.string("type")
         key = "refusal" if kind == "refusal" else "text"
         if kind not in ("text", "refusal"):
@@ -138,21 +130,23 @@ def read_tools(fields: Fields, *, limit: int) -> list[dict[str, Any]]:
     tools = fields.array("tools") or []
     if len(tools) > limit:
         raise bad_value(fields.at("tools"), f"must have at most {limit} entries, got {len(tools)}")
-    for index, entry in enumerate(tools):
-        path = f"{fields.at('tools')}[{index}]"
-        if not isinstance(entry, dict):
-            raise wrong_type(path, "an object", entry)
-        tool = Fields(entry, path)
+    for tool in fields.objects("tools"):
         kind = tool.string("type")
         if kind != "function":
             raise unsupported(tool.at("type"), f"only 'function' tools are supported, got {kind!r}")
         function = tool.fields("function")
         if function is None:
             raise bad_value(tool.at("function"), "is required")
-        name = function.string("name")
-        if name is None or not TOOL_NAME.fullmatch(name):
-            raise bad_value(function.at("name"), "must be 1 to 256 characters without spaces or angle brackets")
+        read_tool_name(function)
         function.string("description")
         function.boolean("strict")
         function.object("parameters")
     return tools
+
+
+def read_tool_name(function: Fields) -> str:
+    """The name that a tool is declared with: what every form of calls can carry."""
+    name = function.string("name")
+    if name is None or not _TOOL_NAME.fullmatch(name):
+        raise bad_value(function.at("name"), "must be 1 to 256 characters without spaces or angle brackets")
+    return name

@@ -12,11 +12,10 @@ cache is held above 35.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from edgellm.cache.retention import DEFAULT_PRIORITY, HIGHEST_PRIORITY, TokenRange, check_ranges
 from edgellm.runtime.types import CacheParams
-from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
+from edgellm.server.fields import Fields, bad_value, unsupported
 from edgellm.server.settings import ServerSettings
 
 _MAX_RANGES = 64
@@ -41,22 +40,19 @@ def read_cache(fields: Fields, settings: ServerSettings) -> CacheParams:
         return cache
     asked.refuse(_NOT_HERE)
     _only(asked, _FIELDS | _NOT_HERE.keys())
-    ranges = asked.array("token_range_retention_configs") or []
     path = asked.at("token_range_retention_configs")
-    if len(ranges) > _MAX_RANGES:
-        raise bad_value(path, f"must have at most {_MAX_RANGES} entries, got {len(ranges)}")
+    given = len(asked.array("token_range_retention_configs") or ())
+    if given > _MAX_RANGES:
+        raise bad_value(path, f"must have at most {_MAX_RANGES} entries, got {given}")
     return replace(
         cache,
-        ranges=check_ranges([_range(entry, f"{path}[{n}]") for n, entry in enumerate(ranges)], path),
+        ranges=check_ranges([_range(entry) for entry in asked.objects("token_range_retention_configs")], path),
         decode_priority=asked.integer("decode_retention_priority", 0, HIGHEST_PRIORITY),
         decode_duration_s=_seconds(asked, "decode_duration_ms"),
     )
 
 
-def _range(entry: Any, path: str) -> TokenRange:
-    if not isinstance(entry, dict):
-        raise wrong_type(path, "an object", entry)
-    fields = Fields(entry, path)
+def _range(fields: Fields) -> TokenRange:
     _only(fields, _RANGE_FIELDS)
     start = fields.integer("token_start", 0, 2**31)
     priority = fields.integer("priority", 0, HIGHEST_PRIORITY)

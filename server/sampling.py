@@ -7,6 +7,7 @@ a token limit beyond the context is clamped to what is left of it.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from edgellm.decode.params import SamplingParams
@@ -28,14 +29,27 @@ def read_sampling(fields: Fields, settings: ServerSettings, *, vocab_size: int, 
 
     Without a seed, sampling at temperature above 0 draws a fresh one: equal requests then differ, as clients expect.
     """
-    defaults, number, integer = settings.sampling, fields.number, fields.integer
     if fields.boolean("skip_special_tokens") is False:
         raise unsupported(fields.at("skip_special_tokens"), "control tokens are never shown")
+    return replace(
+        read_draw(fields, settings.sampling),
+        logit_bias=_logit_bias(fields, vocab_size),
+        min_tokens=fields.integer("min_tokens", 0, 2**31) or 0,
+        stop=_stop(fields, settings.max_stops),
+        stop_token_ids=_token_ids(fields, "stop_token_ids", vocab_size),
+        ignore_eos=fields.boolean("ignore_eos") or False,
+        logprobs=logprobs,
+    )
+
+
+def read_draw(fields: Fields, defaults: SamplingParams) -> SamplingParams:
+    """How a token is drawn: temperature, truncation, penalties, seed; all else is as `SamplingParams` has it."""
+    number = fields.number
     temperature = _or(number("temperature", 0.0, 2.0), defaults.temperature)
     seed = fields.integer("seed", -(2**63), 2**64 - 1)
     if seed is None:
         seed = fresh_seed() if temperature > 0 else defaults.seed
-    top_k = integer("top_k", -1, 2**31)
+    top_k = fields.integer("top_k", -1, 2**31)
     return SamplingParams(
         temperature=temperature,
         top_k=defaults.top_k if top_k is None else max(top_k, 0),
@@ -44,13 +58,7 @@ def read_sampling(fields: Fields, settings: ServerSettings, *, vocab_size: int, 
         repetition_penalty=_or(number("repetition_penalty", 0.01, 10.0), defaults.repetition_penalty),
         presence_penalty=_or(number("presence_penalty", -2.0, 2.0), defaults.presence_penalty),
         frequency_penalty=_or(number("frequency_penalty", -2.0, 2.0), defaults.frequency_penalty),
-        logit_bias=_logit_bias(fields, vocab_size),
         seed=seed,
-        min_tokens=integer("min_tokens", 0, 2**31) or 0,
-        stop=_stop(fields, settings.max_stops),
-        stop_token_ids=_token_ids(fields, "stop_token_ids", vocab_size),
-        ignore_eos=fields.boolean("ignore_eos") or False,
-        logprobs=logprobs,
     )
 
 

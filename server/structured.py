@@ -218,7 +218,8 @@ def _chosen(fields: Fields, tools: list[Tool]) -> tuple[list[Tool], list[Tool]]:
             return tools, [_tool(_name(asked), tools, asked.at("function.name"))]
         case "allowed_tools":
             inner = asked.fields("allowed_tools") or asked
-            listed = [_tool(_name(Fields(entry, where)), tools, where) for entry, where in _objects(inner, "tools")]
+            entries = list(inner.objects("tools"))
+            listed = [_tool(_name(entry), tools, entry.path) for entry in entries]
             mode = inner.string("mode")
             if mode not in ("auto", "required"):
                 raise bad_value(inner.at("mode"), f"must be 'auto' or 'required', got {mode!r}")
@@ -227,14 +228,6 @@ def _chosen(fields: Fields, tools: list[Tool]) -> tuple[list[Tool], list[Tool]]:
             return listed, listed if mode == "required" else []
         case other:
             raise unsupported(asked.at("type"), f"only 'function' and 'allowed_tools' are supported, got {other!r}")
-
-
-def _objects(fields: Fields, name: str) -> list[tuple[dict[str, Any], str]]:
-    entries = fields.array(name) or []
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, dict):
-            raise wrong_type(f"{fields.at(name)}[{index}]", "an object", entry)
-    return [(entry, f"{fields.at(name)}[{index}]") for index, entry in enumerate(entries)]
 
 
 def _name(fields: Fields) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from edgellm.cache.retention import TokenRange
 from edgellm.runtime.types import Request
-from edgellm.server.anthropic.turns import blocks, objects
+from edgellm.server.anthropic.turns import blocks
 from edgellm.server.fields import Fields, bad_value
 from edgellm.text.chat import Rendered
 
@@ -27,10 +27,10 @@ def read_marks(fields: Fields) -> float | None:
     Raises:
         RequestError: naming the mark's field, e.g. ``system[1].cache_control.ttl``.
     """
-    for holder in (*_blocks_only(fields, "system"), *objects(fields, "tools")):
+    for holder in (*_blocks_only(fields, "system"), *fields.objects("tools")):
         _seconds(holder)
     of_messages = [fields]
-    for message in objects(fields, "messages"):
+    for message in fields.objects("messages"):
         for block in _blocks_only(message, "content"):
             of_messages += [block, *_blocks_only(block, "content")]
     return max((found for holder in of_messages if (found := _seconds(holder)) is not None), default=None)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from edgellm.server.anthropic.turns import objects
 from edgellm.server.fields import Fields, bad_value, unsupported
-from edgellm.server.messages import TOOL_NAME
+from edgellm.server.messages import read_tool_name
 
 
 class ReadTools(NamedTuple):
@@ -33,7 +32,7 @@ def read_tools(fields: Fields, *, limit: int) -> ReadTools:
     if len(given) > limit:
         raise bad_value(fields.at("tools"), f"must have at most {limit} entries, got {len(given)}")
     functions, left_out = [], set()
-    for tool in objects(fields, "tools"):
+    for tool in fields.objects("tools"):
         if tool.string("type") in (None, "custom"):
             functions.append(_function(tool))
         else:
@@ -79,10 +78,7 @@ def _function(tool: Fields) -> dict[str, Any]:
     schema = tool.object("input_schema")
     if schema is None:
         raise bad_value(tool.at("input_schema"), "is required")
-    name = tool.string("name")
-    if name is None or not TOOL_NAME.fullmatch(name):
-        raise bad_value(tool.at("name"), "must be 1 to 256 characters without spaces or angle brackets")
-    function: dict[str, Any] = {"name": name}
+    function: dict[str, Any] = {"name": read_tool_name(tool)}
     if (description := tool.string("description")) is not None:
         function["description"] = description
     function["parameters"] = schema

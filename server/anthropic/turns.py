@@ -37,7 +37,7 @@ def read_turns(fields: Fields, *, limit: int) -> list[Turn]:
         raise bad_value(path, "is required")
     if not 1 <= len(messages) <= limit:
         raise bad_value(path, f"must have 1 to {limit} entries, got {len(messages)}")
-    return [turn for message in objects(fields, "messages") for turn in _turns(message)]
+    return [turn for message in fields.objects("messages") for turn in _turns(message)]
 
 
 def read_system(fields: Fields) -> list[Turn]:
@@ -50,26 +50,13 @@ def read_system(fields: Fields) -> list[Turn]:
     return [{"role": "system", "content": text}] if text else []
 
 
-def objects(fields: Fields, name: str) -> Iterator[Fields]:
-    """The objects of an array.
-
-    Raises:
-        RequestError: it is no array, or an entry is no object.
-    """
-    for index, entry in enumerate(fields.array(name) or ()):
-        path = f"{fields.at(name)}[{index}]"
-        if not isinstance(entry, dict):
-            raise wrong_type(path, "an object", entry)
-        yield Fields(entry, path)
-
-
 def blocks(fields: Fields, name: str) -> Iterator[Fields]:
     """The content blocks of a field; a string is one of text."""
     value = fields.data.get(name)
     if isinstance(value, str):
         yield Fields({"type": "text", "text": value}, fields.at(name))
     elif value is None or isinstance(value, list):
-        yield from objects(fields, name)
+        yield from fields.objects(name)
     else:
         raise wrong_type(fields.at(name), "a string or an array of blocks", value)
 

@@ -13,14 +13,14 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from edgellm.decode.params import MAX_LOGPROBS, SamplingParams
 from edgellm.runtime.types import CacheParams, Request
-from edgellm.server.choices import fresh_seed
 from edgellm.server.dynamo.prompt_ends import PromptEnds
 from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
-from edgellm.server.sampling import check_token_ids
+from edgellm.server.sampling import check_token_ids, read_draw
 from edgellm.server.structured import check_end, read_grammar
 
 if TYPE_CHECKING:
@@ -93,21 +93,10 @@ class RequestReader:
             if (asked.integer(name, 1, 255) or 1) > 1:
                 raise unsupported(asked.at(name), "a worker gives one answer to a request")
         asked.refuse({"use_beam_search": "beams are not searched", "length_penalty": "it belongs to beam search"})
-        defaults, number = self._defaults, asked.number
-        temperature = _or(number("temperature", 0.0, 2.0), defaults.temperature)
-        seed = asked.integer("seed", -(2**63), 2**64 - 1)
-        top_k = asked.integer("top_k", -1, 2**31)
         min_tokens = stops.integer("min_tokens", 0, 2**32) or 0
         ignore_eos = stops.boolean("ignore_eos") or False
-        return SamplingParams(
-            temperature=temperature,
-            top_k=defaults.top_k if top_k is None else max(top_k, 0),
-            top_p=_or(number("top_p", 0.0, 1.0, above_low=True), defaults.top_p),
-            min_p=_or(number("min_p", 0.0, 1.0), defaults.min_p),
-            repetition_penalty=_or(number("repetition_penalty", 0.01, 10.0), defaults.repetition_penalty),
-            presence_penalty=_or(number("presence_penalty", -2.0, 2.0), defaults.presence_penalty),
-            frequency_penalty=_or(number("frequency_penalty", -2.0, 2.0), defaults.frequency_penalty),
-            seed=seed if seed is not None else fresh_seed() if temperature > 0 else defaults.seed,
+        return replace(
+            read_draw(asked, self._defaults),
             max_tokens=stops.integer("max_tokens", 1, 2**32),
             min_tokens=min_tokens,
             stop=_stop_strings(stops) if min_tokens == 0 else (),
@@ -156,10 +145,6 @@ def _known(part: Fields, names: frozenset[str]) -> Fields:
         if name not in names and value is not None:
             raise unsupported(part.at(name), "is not supported")
     return part
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 def _priority(routing: Fields) -> int:

@@ -14,10 +14,10 @@ What must stay true: what `output` made is read back to the message that the cha
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
+from edgellm.server.fields import Fields, bad_value, object_at, unsupported, wrong_type
 from edgellm.server.names import new_id
 from edgellm.server.responses.parameters import ITEM_IGNORED
 from edgellm.server.responses.tools import INPUT, known_as
@@ -59,9 +59,7 @@ def read_items(fields: Fields, find: Callable[[str], Item | None], *, limit: int
 
 
 def _item(entry: Any, path: str, find: Callable[[str], Item | None]) -> Item:
-    if not isinstance(entry, dict):
-        raise wrong_type(path, "an object", entry)
-    fields = Fields(entry, path)
+    fields = object_at(entry, path)
     kind = fields.string("type")
     item_id = fields.string("id")
     if kind == "item_reference" or (kind is None and "role" not in entry and item_id):
@@ -181,7 +179,7 @@ def _text(item: Fields, name: str, *, other: str | None = None) -> str | None:
     if not isinstance(value, list):
         raise wrong_type(item.at(name), "a string or an array of text parts", value)
     texts = []
-    for part in _fields(value, item.at(name)):
+    for part in item.objects(name):
         kind = part.string("type")
         key = "refusal" if kind == "refusal" else "text"
         if kind != "refusal" and kind not in _TEXTS:
@@ -198,12 +196,5 @@ def _text(item: Fields, name: str, *, other: str | None = None) -> str | None:
 
 def _parts(item: Fields, name: str, kind: str) -> str:
     """Text of the parts of one kind, each on its own line."""
-    parts = _fields(item.array(name) or [], item.at(name))
+    parts = item.objects(name)
     return "\n".join(text for part in parts if part.string("type") == kind and (text := part.string("text")))
-
-
-def _fields(values: list[Any], path: str) -> Iterable[Fields]:
-    for index, value in enumerate(values):
-        if not isinstance(value, Mapping):
-            raise wrong_type(f"{path}[{index}]", "an object", value)
-        yield Fields(value, f"{path}[{index}]")

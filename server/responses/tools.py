@@ -13,13 +13,13 @@ calls in the history are rendered as the model wrote them, whatever tools the re
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from edgellm.errors import RequestError
-from edgellm.server.fields import Fields, bad_value, unsupported, wrong_type
-from edgellm.server.messages import TOOL_NAME
+from edgellm.server.fields import Fields, bad_value, unsupported
+from edgellm.server.messages import read_tool_name
 from edgellm.server.responses.parameters import TOOL_REFUSED
 from edgellm.text.grammars import Grammar, lark_grammar, regex_grammar
 
@@ -84,16 +84,14 @@ class Toolbox:
         asked = Fields(choice, fields.at("tool_choice"))
         if asked.string("type") != "allowed_tools":
             return self._function(asked)
-        listed = asked.array("tools") or []
-        tools = [self._function(_object(entry, f"{asked.at('tools')}[{n}]")) for n, entry in enumerate(listed)]
-        return {**choice, "tools": tools}
+        return {**choice, "tools": [self._function(entry) for entry in asked.objects("tools")]}
 
     def _function(self, asked: Fields) -> dict[str, Any]:
         kind = asked.string("type")
         if kind not in ("function", "custom"):
             reason = TOOL_REFUSED.get(kind or "", "must be function, custom or allowed_tools")
             raise unsupported(asked.at("type"), f"{kind!r:.60}: {reason}")
-        name = _name(asked)
+        name = read_tool_name(asked)
         known = known_as(name, asked.string("namespace"))
         if known not in self.tools or self.tools[known].kind != kind:
             raise bad_value(asked.at("name"), f"{name[:100]!r} is not among the {kind} tools")
@@ -108,7 +106,7 @@ def read_tools(fields: Fields, llm: LLM, *, limit: int) -> Toolbox:
     """
     found: dict[str, Tool] = {}
     declared = []
-    for entry in _entries(fields, "tools"):
+    for entry in fields.objects("tools"):
         kind = entry.string("type")
         if kind == "namespace":
             tools = _namespace(entry, llm)
@@ -128,8 +126,8 @@ def read_tools(fields: Fields, llm: LLM, *, limit: int) -> Toolbox:
 
 
 def _namespace(entry: Fields, llm: LLM) -> list[Tool]:
-    namespace = _name(entry)
-    tools = [_tool(inner, namespace, llm) for inner in _entries(entry, "tools")]
+    namespace = read_tool_name(entry)
+    tools = [_tool(inner, namespace, llm) for inner in entry.objects("tools")]
     if tools and (purpose := entry.string("description")):
         first = tools[0].chat["function"]
         description = "\n\n".join(filter(None, (purpose, first.get("description"))))
@@ -150,7 +148,7 @@ def _tool(entry: Fields, namespace: str | None, llm: LLM) -> Tool:
 
 
 def _function(entry: Fields, namespace: str | None, llm: LLM) -> Tool:
-    name = _name(entry)
+    name = read_tool_name(entry)
     function: dict[str, Any] = {"name": known_as(name, namespace)}
     if description := entry.string("description"):
         function["description"] = description
@@ -174,7 +172,7 @@ def _can_be_strict(function: dict[str, Any], llm: LLM) -> bool:
 
 
 def _custom(entry: Fields, namespace: str | None, llm: LLM) -> Tool:
-    name = _name(entry)
+    name = read_tool_name(entry)
     description = entry.string("description") or ""
     text = None
     form = entry.fields("format")
@@ -210,21 +208,3 @@ def _format(form: Fields, llm: LLM) -> tuple[Grammar | str, str]:
     if syntax == "regex":
         return definition, f"The parameter {INPUT} matches the regular expression {definition}"
     return grammar, f"The parameter {INPUT} follows this Lark grammar:\n{definition}"
-
-
-def _entries(fields: Fields, name: str) -> Iterator[Fields]:
-    for index, entry in enumerate(fields.array(name) or []):
-        yield _object(entry, f"{fields.at(name)}[{index}]")
-
-
-def _object(entry: Any, path: str) -> Fields:
-    if not isinstance(entry, dict):
-        raise wrong_type(path, "an object", entry)
-    return Fields(entry, path)
-
-
-def _name(fields: Fields) -> str:
-    name = fields.string("name")
-    if name is None or not TOOL_NAME.fullmatch(name):
-        raise bad_value(fields.at("name"), "must be 1 to 256 characters without spaces or angle brackets")
-    return name
