@@ -165,13 +165,14 @@ class OpenAIAnswer:
             self._usages[index] = output.usage
             if index == 0:
                 self._first = output
-        entries = list(self._choices[index].feed(output))
-        last = len(entries) - 1 if self.usage is not None and not self._streaming.usage else -1
-        for number, entry in enumerate(entries):
+        last = None not in self._usages and not self._streaming.usage
+        for entry in self._choices[index].feed(output):
             if isinstance(entry, SideEvent):
                 yield entry
+            elif last and entry["finish_reason"] is not None:
+                yield self._chunk(entry) | self._rest()
             else:
-                yield self._chunk(entry) | (self._rest() if number == last else {})
+                yield self._chunk(entry)
 
     def closing(self) -> Iterator[Chunk]:
         if self._streaming.usage:

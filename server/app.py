@@ -85,7 +85,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     desk = Desk(
         settings.model,
         lambda request: llm.engine.submit(request),
-        lambda: llm.engine.stats().queued,
+        lambda: llm.engine.queued,
         metrics,
         services.sessions,
         admission=services.admission,
@@ -100,24 +100,26 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     add_dashboard(app, llm, settings, services)
     add_kv_events(app, services.mirror, settings, load, window_size=llm.info.max_tokens)
 
-    async def read_off_loop(http: Request, read: _Reader[Read]) -> Read:
+    async def read_off_loop(http: Request, read: _Reader[Read]) -> tuple[Read, Caller]:
         body = await read_body(http, max_bytes=settings.max_body_bytes, timeout_s=settings.body_timeout_s)
         caller = caller_of(http)
-        return await asyncio.get_running_loop().run_in_executor(workers, read, body, llm, settings, caller)
+        found = await asyncio.get_running_loop().run_in_executor(workers, read, body, llm, settings, caller)
+        return found, caller
 
     def add_generating(path: str, read: _Reader[Job]) -> None:
         @app.post(path)
         async def generate(http: Request) -> Response:
-            job = await read_off_loop(http, read)
+            job, caller = await read_off_loop(http, read)
             if job.preamble:
                 metrics.preambles.inc()
-            course = Lifecycle(desk, job, caller_of(http), getattr(http.state, HTTP_ID))
+            course = Lifecycle(desk, job, caller, getattr(http.state, HTTP_ID))
             return GenerationResponse(course, job.answer, settings, stream=job.stream)
 
     def add_looking(path: str, read: _Reader[dict[str, Any]]) -> None:
         @app.post(path)
         async def look(http: Request) -> Response:
-            return await read_off_loop(http, lambda *args: JSONResponse(read(*args)))
+            response, _ = await read_off_loop(http, lambda *args: JSONResponse(read(*args)))
+            return response
 
     add_generating("/v1/chat/completions", read_chat)
     add_generating("/v1/completions", read_completion)

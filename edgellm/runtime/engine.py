@@ -184,6 +184,12 @@ class Engine:
         if self._closing or self._dead is not None:
             raise EngineDeadError(self._dead or "the engine is closed")
 
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a slot now."""
+        with self._wake:
+            return self._scheduler.queued
+
     def stats(self) -> EngineStats:
         """What was done so far and is held now; also of an engine that is dead or closed."""
         totals, scheduler = self._totals, self._scheduler
