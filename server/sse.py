@@ -28,16 +28,10 @@ from edgellm.server.generations import Generations
 from edgellm.server.protocol import ABORT, PROBE
 from edgellm.server.settings import ServerSettings
 from edgellm.server.turns import CalledTool
-from edgellm.server.wire import Chunk, SideEvent, Wire
+from edgellm.server.wire import STREAM_HEADERS, Chunk, SideEvent, Wire
 from edgellm.server.write_watch import WriteWatch
 
 log = logging.getLogger("edgellm.server")
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class Answer(Protocol):
@@ -236,7 +230,7 @@ class GenerationResponse(Response):
         if self._started:
             return
         self._started = True
-        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+        await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
         for chunk in self._answer.opening():
             await self._write(send, self._wire.event(chunk))
 

@@ -15,7 +15,13 @@ from edgellm.server.errors import ApiError
 
 Chunk = dict[str, Any]
 
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+to_json = json.JSONEncoder(separators=(",", ":")).encode  # ASCII
+STREAM_HEADERS: Final = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+COMMENT: Final = b": ping\n\n"  # tells a client that its stream is alive, and means nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +58,14 @@ class Wire:
 
 def _event(data: Chunk, name: str = "") -> bytes:
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {_encode(data)}\n\n".encode("ascii")
+    return f"{head}data: {to_json(data)}\n\n".encode("ascii")
 
 
-OPENAI: Final = Wire(named=False, ping=b": ping\n\n", done=b"data: [DONE]\n\n")
+OPENAI: Final = Wire(named=False, ping=COMMENT, done=b"data: [DONE]\n\n")
 ANTHROPIC: Final = Wire(
     named=True,
     ping=b'event: ping\ndata: {"type":"ping"}\n\n',
     done=b"",
     failed=lambda error: error.body(anthropic=True),
 )
-RESPONSES: Final = Wire(named=True, ping=b": ping\n\n", done=b"")  # `failed` needs the response that fails
+RESPONSES: Final = Wire(named=True, ping=COMMENT, done=b"")  # `failed` needs the response that fails

@@ -8,7 +8,6 @@ for a reader; a reader that has left holds nothing; a stopping server ends its s
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -28,6 +27,7 @@ from edgellm.server.kv_events.trtllm import event_json
 from edgellm.server.load import Load
 from edgellm.server.protocol import ABORT, PROBE
 from edgellm.server.settings import ServerSettings
+from edgellm.server.wire import COMMENT, STREAM_HEADERS, to_json
 from edgellm.server.write_watch import WriteWatch
 
 log = logging.getLogger("edgellm.server")
@@ -36,13 +36,6 @@ PATH = "/v1/kv/events"
 MOST_READERS = 64
 _SLICE = 16  # events encoded and written at once: about a millisecond
 _TICK_S = 0.25  # how soon a reader notices that the server stops
-_PING = b": ping\n\n"
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
-_encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def add_kv_events(app: FastAPI, mirror: KvMirror, settings: ServerSettings, load: Load, *, window_size: int) -> None:
@@ -95,7 +88,7 @@ class Room:
 
     def text(self, numbered: Numbered) -> str:
         """One event as JSON, ASCII."""
-        return _encode(event_json(numbered, self._window_size))
+        return to_json(event_json(numbered, self._window_size))
 
     async def poll(self, reader: Reader, timeout_s: float) -> list[Numbered]:
         """What there is for a reader, waiting for the first event at most `timeout_s`."""
@@ -131,14 +124,14 @@ class EventStream(Response):
         self._stalled = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"][PROBE] = _PING
+        scope["state"][PROBE] = COMMENT
         task = asyncio.current_task()
         assert task is not None
         self._writing = WriteWatch(self._room.settings.write_timeout_s, partial(self._give_up, task))
         with self._room.seat() as more:
             watcher = asyncio.create_task(self._watch(receive, more))
             try:
-                await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+                await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
                 await self._follow(send, more)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             except (Behind, asyncio.CancelledError) as error:
@@ -165,7 +158,7 @@ class EventStream(Response):
             if self._room.closing:
                 return
             if loop.time() - written >= ping_s:
-                await self._write(send, _PING)
+                await self._write(send, COMMENT)
                 written = loop.time()
             await _wait(more, min(_TICK_S, ping_s))
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 
 from edgellm.server.tracing.files import TraceFile
 from edgellm.server.tracing.records import ADMISSION, REQUEST_END, Event, admission_event, request_event
-from edgellm.server.tracing.settings import TraceSettings, trace_settings
+from edgellm.server.tracing.settings import TraceSettings
 from edgellm.server.turns import TurnRecord
 
 _log = logging.getLogger("edgellm.server.tracing")
@@ -148,13 +148,3 @@ class RequestTrace:
         if not self._lost:
             _log.error("request trace: %s; records are being lost, serving goes on", why, exc_info=True)
         self._lost += count
-
-
-def request_trace_from(environ: Mapping[str, str], block_tokens: int = 64) -> RequestTrace | None:
-    """The trace that the environment asks for (see `trace_settings`), or None.
-
-    Raises:
-        ConfigError: a variable is wrong or the file cannot be made.
-    """
-    settings = trace_settings(environ)
-    return None if settings is None else RequestTrace(settings, block_tokens)

@@ -15,8 +15,8 @@ import pytest
 
 from edgellm.errors import ConfigError
 from edgellm.server.tracing import sink
-from edgellm.server.tracing.settings import TraceSettings
-from edgellm.server.tracing.sink import RequestTrace, request_trace_from
+from edgellm.server.tracing.settings import TraceSettings, trace_settings
+from edgellm.server.tracing.sink import RequestTrace
 
 from .conftest import MakeTurn
 
@@ -39,14 +39,15 @@ def ids(lines: Lines) -> list[str]:
 
 
 def test_nothing_asked_nothing_made() -> None:
-    assert request_trace_from({}) is None
+    assert trace_settings({}) is None
 
 
 def test_lines_in_order_in_a_plain_file_that_grows(tmp_path: Path, turn: MakeTurn) -> None:
     path = tmp_path / "deep" / "t.jsonl"
     for run in range(2):
-        trace = request_trace_from({"EDGELLM_REQUEST_TRACE": str(path)}, block_tokens=16)
-        assert trace is not None
+        settings = trace_settings({"EDGELLM_REQUEST_TRACE": str(path)})
+        assert settings is not None
+        trace = RequestTrace(settings, block_tokens=16)
         for number in range(5):
             trace.record(turn(request_id=f"{run}-{number}"))
         trace.close()
