@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -172,6 +172,18 @@ def _opencode_settings(place: Place) -> None:
     (place.work / "opencode.json").write_text(json.dumps(settings))
 
 
+_CODEX: Final = Client(
+    name="codex",
+    package="@openai/codex",
+    version="0.171.0",
+    binary="codex",
+    arguments=_codex,
+    environment=lambda _: {"LOCAL_KEY": "none"},
+    prepare=_nothing,
+    edits=lambda tool, arguments: tool == "exec_command" and "apply_patch" in arguments,  # it sees to that itself
+    session_headers=("thread-id",),
+    interrupts=frozenset({"wait_agent"}),  # a notice from the sub-agent
+)
 CLIENTS: Final = {
     client.name: client
     for client in (
@@ -193,31 +205,13 @@ CLIENTS: Final = {
             interrupts=frozenset({"Edit"}),  # comes back with the default of `replace_all`, in front
             probes=frozenset({("HEAD", "/", 404)}),
         ),
-        Client(
-            name="codex",
-            package="@openai/codex",
-            version="0.171.0",
-            binary="codex",
-            arguments=_codex,
-            environment=lambda _: {"LOCAL_KEY": "none"},
-            prepare=_nothing,
-            edits=lambda tool, arguments: (
-                tool == "exec_command" and "apply_patch" in arguments
-            ),  # it sees to that itself
-            session_headers=("thread-id",),
-            interrupts=frozenset({"wait_agent"}),  # a notice from the sub-agent
-        ),
-        Client(
+        _CODEX,
+        replace(
+            _CODEX,
             name="codex-catalog",
-            package="@openai/codex",
-            version="0.171.0",
-            binary="codex",
             arguments=_codex_with_catalog,
-            environment=lambda _: {"LOCAL_KEY": "none"},
             prepare=_codex_catalog,
             edits=lambda tool, _: tool == "apply_patch",
-            session_headers=("thread-id",),
-            interrupts=frozenset({"wait_agent"}),  # a notice from the sub-agent
         ),
         Client(
             name="opencode",
